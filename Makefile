@@ -1,0 +1,33 @@
+# Everything a user or CI does with a clone. `make help` lists the targets; tools/env.sh prepares the environment.
+#
+#   make run RANKS=2 ARGS="--hidden 512,256 --epochs 3"
+#   make test ARGS="-k gemm -x"
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup run test kernels lint clean
+
+RANKS ?=
+export RANKS
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-9s %s\n' "$$name" "$$text"; done
+
+setup:  ## prepare the environment that run and test use: PATH's own where it has all, else .venv
+	@bash tools/env.sh run bash tools/run.sh --show
+
+run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 --batch 3000
+	@bash tools/env.sh run bash tools/run.sh $(ARGS)
+
+test:  ## run the tests, those for a GPU where there is one
+	@bash tools/env.sh run python3 -m pytest $(ARGS)
+
+kernels:  ## compile every kernel for sm_75, sm_80 and sm_90 (needs nvcc, no GPU)
+	@bash tools/env.sh kernels python3 tools/compile_kernels.py $(ARGS)
+
+lint:  ## ruff check, ruff format --check, mypy
+	@bash tools/env.sh lint sh -ec 'python3 -m ruff check .; python3 -m ruff format --check .; python3 -m mypy'
+
+clean:  ## remove what make made: .venv, caches, build products
+	@bash tools/clean.sh

@@ -1,0 +1,21 @@
+"""nn: fully connected networks trained over pyrt.
+
+============== =====================================================================
+``run``        the whole pipeline in process: ``run(options) -> report``
+``options``    what a run is told
+``data``       data sets: embedded digits, MNIST, IDX files, npz files
+``network``    layer sizes, activation and head
+``reference``  the equations in NumPy: the truth that everything is compared with
+``parameters`` initial values, files
+``plan``       who holds which samples, which gradients leave together
+``operations`` one operation of a step: arrays, flops, NumPy function, kernel launch
+``step``       the list of operations of a training step and of a forward pass
+``launches``   launch shapes of the project's kernels
+``update``     stochastic gradient descent on the flat buffers
+``feed``       batches on their way to the device
+``training``   the loop
+``evaluation`` losses and precisions of a set
+``check``      this run against the reference
+``report``     what a run tells afterwards
+============== =====================================================================
+"""

@@ -1,0 +1,56 @@
+"""Which rows of the data make which batch: the split, the repeated samples, the shuffled order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def split(images: int, val_fraction: float) -> int:
+    """How many of the first images are for training; the last ``floor(val_fraction * n)`` validate."""
+    return images - int(val_fraction * images)
+
+
+class Schedule:
+    """The batches of a whole run, the same on every rank.
+
+    Batches are consecutive slices of an epoch's order; the last of an epoch may be short. Steps are
+    numbered from 0 through all epochs.
+    """
+
+    def __init__(self, rows: int, samples: int, batch: int, epochs: int, shuffle: bool, seed: int) -> None:
+        """``samples`` of the first ``rows`` rows, repeated where there are fewer; shuffled anew each epoch
+        by PCG64 seeded with (seed, 1, epoch)."""
+        self._rows = np.arange(samples) % rows
+        self.batch = min(batch, samples)
+        self.samples = samples
+        self.batches = -(-samples // self.batch)
+        self.epochs = epochs
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = -1
+        self._order = self._rows
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.batches
+
+    @property
+    def sizes(self) -> set[int]:
+        """The sizes that batches have: the full one, and that of a short last one."""
+        return {self.size(step) for step in (0, self.batches - 1)}
+
+    def epoch(self, step: int) -> int:
+        """The epoch of a step, from 0."""
+        return step // self.batches
+
+    def size(self, step: int) -> int:
+        """Samples in the batch of a step."""
+        return min(self.batch, self.samples - step % self.batches * self.batch)
+
+    def rows(self, step: int) -> np.ndarray:
+        """The row numbers of the batch of a step."""
+        if self._shuffle and self.epoch(step) != self._epoch:
+            self._epoch = self.epoch(step)
+            self._order = np.random.default_rng((self._seed, 1, self._epoch)).permutation(self._rows)
+        start = step % self.batches * self.batch
+        return self._order[start : start + self.batch]

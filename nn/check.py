@@ -1,0 +1,98 @@
+"""``--check``: the sequential NumPy reference, trained from the same start on the same batches.
+
+The reference computes in float64 whatever the run's dtype, so that all of the difference is the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tabulate import tabulate
+
+from nn import reference
+from nn.batches import Schedule
+from nn.data import Dataset
+from nn.evaluation import Samples, score
+from nn.options import Options
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one parameter: max |a - b| / max |b| and ||a - b|| / ||b||, b the reference."""
+
+    name: str
+    max_norm: float
+    l2: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """The differences, and precision on the test set (else the validation set; None without either)."""
+
+    differences: list[Difference]
+    tolerance: float
+    precision: float | None
+    reference_precision: float | None
+
+    @property
+    def passed(self) -> bool:
+        # "not above" would let NaN pass
+        return all(difference.max_norm <= self.tolerance for difference in self.differences)
+
+    def __str__(self) -> str:
+        rows = [(d.name, f"{d.max_norm:.2e}", f"{d.l2:.2e}") for d in self.differences]
+        lines = [tabulate(rows, headers=["check", "relative max norm", "relative l2"], disable_numparse=True)]
+        if self.precision is not None:
+            lines.append(f"precision {self.precision:.4f}, of the reference {self.reference_precision:.4f}")
+        verdict = "passed" if self.passed else "FAILED"
+        return "\n".join([*lines, f"check {verdict}: tolerance {self.tolerance:g} (relative max norm)"])
+
+
+def compare(
+    parameters: Mapping[str, np.ndarray],
+    initial: Mapping[str, np.ndarray],
+    options: Options,
+    dataset: Dataset,
+    schedule: Schedule,
+    held_out: Samples | None,
+    precision: float | None,
+) -> Check:
+    """Train the reference from ``initial`` and compare ``parameters`` with it.
+
+    ``held_out`` are the images and labels on which the run has ``precision``.
+    """
+    trained = reference.train(
+        {name: array.astype(np.float64) for name, array in initial.items()},
+        _batches(options, dataset, schedule),
+        options.activation,
+        options.head,
+        options.reg,
+        options.lr,
+        options.momentum,
+    )
+    differences = [difference(name, parameters[name], trained[name]) for name in trained]
+    reference_precision = None
+    if held_out is not None:
+        images, labels = held_out
+        _, logits = reference.forward(trained, images / options.pixel_scale, options.activation)
+        reference_precision = score(logits, labels, options.head).precision
+    return Check(differences, options.check_tolerance, precision, reference_precision)
+
+
+def difference(name: str, array: np.ndarray, truth: np.ndarray) -> Difference:
+    """How far ``array`` is from ``truth``, in norms relative to it (absolute where it is zero)."""
+    delta = array - truth
+    largest, length = np.abs(truth).max(), np.linalg.norm(truth)
+    return Difference(
+        name, float(np.abs(delta).max() / (largest or 1)), float(np.linalg.norm(delta) / (length or 1))
+    )
+
+
+def _batches(
+    options: Options, dataset: Dataset, schedule: Schedule
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for step in range(schedule.steps):
+        rows = schedule.rows(step)
+        yield dataset.images[rows] / options.pixel_scale, dataset.labels[rows]

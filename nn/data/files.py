@@ -1,0 +1,43 @@
+"""What the readers share about files that may be damaged: naming them, and turning failures into one line."""
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyrt.errors import UserError
+
+MOST_INFLATION = 1032  # deflate (gzip, zip) turns one byte into at most this many
+
+
+def shown(path: str | Path) -> str:
+    """The path as it goes into a message of one line, whatever is in its name."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def file_size(path: Path) -> int:
+    """The size of a regular file in bytes; ``UserError`` when it is none, or cannot be looked at."""
+    with reading(path):
+        size = path.stat().st_size
+        regular = path.is_file()
+    if not regular:
+        raise UserError(f"{shown(path)}: is not a file: give the data file itself")
+    return size
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what fails while ``path`` is opened and read into a ``UserError`` that names it."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{shown(path)}: is damaged or cut short ({error}): get the file again") from error
+    except MemoryError as error:
+        raise UserError(f"{shown(path)}: does not fit into memory: give a smaller data set") from error
+    except OSError as error:
+        raise UserError(
+            f"{shown(path)}: cannot be read ({error.strerror or error}): check the path and its permissions"
+        ) from error

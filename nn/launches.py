@@ -1,0 +1,249 @@
+"""Launch shapes of the project's kernels: from arrays to a launch that is ready to be queued.
+
+Each method of `Kernels` checks the shapes of its arrays against each other and binds one kernel of
+``kernels/``. Arrays are row-major; M, N and K are the sizes of a matrix product; all arrays of numbers
+have the dtype that `Kernels` was made for, labels and orders are int32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from pyrt.kernels import Constants, KernelLibrary, Launch
+from pyrt.memory import DeviceArray
+
+GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
+"""The versions of the matrix product, from the first to the fastest."""
+
+Grid = tuple[int, ...]
+Block = tuple[int, ...]
+
+_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+_GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
+_GEMM_TILES = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}
+
+_PLANE_BLOCK = (32, 8)
+_LINE_BLOCK = (256,)
+_HEAD_BLOCK = (32, 4)
+_COLUMN_SUM_THREADS = 512
+_COLUMN_SUM_WIDTH = 8  # columns a block: 32 bytes of float32, the least that memory moves at once
+_MAX_LINE_BLOCKS = 4096  # more than any GPU runs at once; the kernels stride over what is left
+_MAX_GRID_Y = 65535
+
+
+def _blocks(size: int, tile: int) -> int:
+    """Tiles that cover ``size``; at least one, since no grid may be empty."""
+    return max(1, -(-size // tile))
+
+
+def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
+    """Grid and block of a version of the matrix product for an M x N result."""
+    rows, columns = _GEMM_TILES[version]
+    return (_blocks(M, rows), _blocks(N, columns)), _GEMM_BLOCKS[version]
+
+
+def plane_shape(rows: int, columns: int) -> tuple[Grid, Block]:
+    """Grid and block of a kernel with a thread for each element of a matrix."""
+    across, down = _PLANE_BLOCK
+    return (_blocks(rows, down), min(_blocks(columns, across), _MAX_GRID_Y)), _PLANE_BLOCK
+
+
+def line_shape(size: int) -> tuple[Grid, Block]:
+    """Grid and block of a kernel with a thread for each element of a flat array."""
+    return (min(_blocks(size, _LINE_BLOCK[0]), _MAX_LINE_BLOCKS),), _LINE_BLOCK
+
+
+def head_shape(rows: int) -> tuple[Grid, Block]:
+    """Grid and block of a kernel with a warp for each row."""
+    return (_blocks(rows, _HEAD_BLOCK[1]),), _HEAD_BLOCK
+
+
+def column_sums_shape(columns: int) -> tuple[Grid, Block]:
+    """Grid and block of the column sums; few columns leave more threads to share the rows of each."""
+    width = min(1 << max(columns - 1, 0).bit_length(), _COLUMN_SUM_WIDTH)
+    return (_blocks(columns, width),), (width, _COLUMN_SUM_THREADS // width)
+
+
+class Kernels:
+    """The project's kernels for one dtype.
+
+    Parameters
+    ----------
+    library: where the kernels come from
+    dtype: float32 or float64, of all numbers
+    gemm: ``auto`` (the fastest) or one of `GEMM_VERSIONS`
+
+    Every method returns a `Launch`; shapes that do not fit raise ValueError.
+    """
+
+    def __init__(self, library: KernelLibrary, dtype: DTypeLike, gemm: str = "auto") -> None:
+        if gemm not in ("auto", *GEMM_VERSIONS):
+            raise ValueError(f"gemm is auto, {', '.join(GEMM_VERSIONS)}, not {gemm!r}")
+        self.library = library
+        self.real = _REALS[np.dtype(dtype)]
+        self.gemm_version = GEMM_VERSIONS[-1] if gemm == "auto" else gemm
+
+    @staticmethod
+    def required(dtype: DTypeLike, activation: str, pixel: DTypeLike) -> list[tuple[str, Constants]]:
+        """The (file, constants) that training needs, for `KernelLibrary.compile`.
+
+        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W.
+        """
+        real = _REALS[np.dtype(dtype)]
+        products: list[tuple[str, Constants]] = [
+            ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
+        ]
+        return [
+            *products,
+            *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
+            ("head", {"REAL": real}),
+            ("reduce", {"REAL": real}),
+            ("sgd", {"REAL": real}),
+            ("pixels", {"REAL": real, "PIXEL": np.dtype(pixel).name}),
+        ]
+
+    def gemm(
+        self,
+        D: DeviceArray,
+        A: DeviceArray,
+        B: DeviceArray,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        C: DeviceArray | None = None,
+    ) -> Launch:
+        """D = alpha op(A) op(B) + beta C; op(A) (M, K), op(B) (K, N), C and D (M, N).
+
+        Any of them may be a column slice. C defaults to D itself; with beta 0 it is not read.
+        """
+        M, K = _swapped(A.shape) if transpose_a else A.shape
+        depth, N = _swapped(B.shape) if transpose_b else B.shape
+        if depth != K or D.shape != (M, N) or (C is not None and C.shape != D.shape):
+            raise ValueError(
+                f"gemm: D {D.shape}, A {A.shape}{' transposed' if transpose_a else ''}, "
+                f"B {B.shape}{' transposed' if transpose_b else ''}, C {C.shape if C else None}"
+            )
+        if C is None:
+            C = D
+        kernel = self.library.kernel(
+            "gemm",
+            f"gemm_{self.gemm_version}",
+            REAL=self.real,
+            TRANSPOSE_A=int(transpose_a),
+            TRANSPOSE_B=int(transpose_b),
+        )
+        grid, block = gemm_shape(self.gemm_version, M, N)
+        return kernel.bind(grid, block, M, N, K, alpha, A, A.ld, B, B.ld, beta, C, C.ld, D, D.ld)
+
+    def bias_activation(self, Z: DeviceArray, b: DeviceArray, A: DeviceArray, activation: str) -> Launch:
+        """A = f(Z + b); Z and A (rows, columns), b (columns,). A may be Z."""
+        rows, columns = _matrix("bias_activation", Z=Z)
+        _same("bias_activation", (rows, columns), A=A)
+        _same("bias_activation", (columns,), b=b)
+        kernel = self.library.kernel("activation", "bias_activation", REAL=self.real, ACTIVATION=activation)
+        return kernel.bind(*plane_shape(rows, columns), rows, columns, Z, b, A)
+
+    def activation_backward(
+        self, A: DeviceArray, dA: DeviceArray, dZ: DeviceArray, activation: str
+    ) -> Launch:
+        """dZ = dA f'(Z), given A = f(Z); three arrays of one shape. dZ may be dA."""
+        _same("activation_backward", A.shape, A=A, dA=dA, dZ=dZ)
+        kernel = self.library.kernel(
+            "activation", "activation_backward", REAL=self.real, ACTIVATION=activation
+        )
+        return kernel.bind(*line_shape(A.size), A.size, A, dA, dZ)
+
+    def head(
+        self,
+        kind: str,
+        Z: DeviceArray,
+        b: DeviceArray,
+        labels: DeviceArray,
+        dZ: DeviceArray,
+        loss: DeviceArray,
+        scale: float,
+    ) -> Launch:
+        """Loss of each row and its gradient, both times ``scale``, for logits Z + b.
+
+        ``kind`` is softmax or sigmoid; Z and dZ (rows, classes), b (classes,), labels (rows,) int32,
+        loss (rows,). dZ may be Z.
+        """
+        rows, classes = _matrix("head", Z=Z)
+        _same("head", (rows, classes), dZ=dZ)
+        _same("head", (classes,), b=b)
+        _same("head", (rows,), labels=labels, loss=loss)
+        kernel = self.library.kernel("head", f"{kind}_head", REAL=self.real)
+        return kernel.bind(*head_shape(rows), rows, classes, scale, Z, b, labels, dZ, loss)
+
+    def column_sums(self, X: DeviceArray, sums: DeviceArray) -> Launch:
+        """sums[j] = sum of X[:, j], in a fixed order; X (rows, columns), perhaps a column slice."""
+        if len(X.shape) != 2:
+            raise ValueError(f"column_sums: X has shape {X.shape}, not two dimensions")
+        rows, columns = X.shape
+        _same("column_sums", (columns,), sums=sums)
+        kernel = self.library.kernel("reduce", "column_sums", REAL=self.real)
+        return kernel.bind(*column_sums_shape(columns), rows, columns, X, X.ld, sums)
+
+    def sgd(
+        self,
+        parameters: DeviceArray,
+        gradients: DeviceArray,
+        velocity: DeviceArray | None,
+        decayed: int,
+        rate: float,
+        momentum: float,
+        decay: float,
+    ) -> Launch:
+        """One step of gradient descent on flat arrays of one size.
+
+        ``decay`` acts on the first ``decayed`` elements. Without a velocity there is no momentum.
+        """
+        (size,) = parameters.shape
+        _same("sgd", (size,), gradients=gradients)
+        if velocity is not None:
+            _same("sgd", (size,), velocity=velocity)
+        kernel = self.library.kernel("sgd", "sgd", REAL=self.real)
+        return kernel.bind(
+            *line_shape(size), size, decayed, rate, momentum, decay, gradients, velocity, parameters
+        )
+
+    def scale_pixels(
+        self, images: DeviceArray, X: DeviceArray, scale: float, order: DeviceArray | None = None
+    ) -> Launch:
+        """X[i] = images[order[i]] / scale; images (any, columns), X (rows, columns), order (rows,) int32.
+
+        Without an order the first rows of images are taken as they lie.
+        """
+        rows, columns = _matrix("scale_pixels", X=X)
+        available, width = _matrix("scale_pixels", images=images)
+        if width != columns or (order is None and available < rows):
+            raise ValueError(f"scale_pixels: images {images.shape} do not fill X {X.shape}")
+        if order is not None:
+            _same("scale_pixels", (rows,), order=order)
+        kernel = self.library.kernel(
+            "pixels", "scale_pixels", REAL=self.real, PIXEL=np.dtype(images.dtype).name
+        )
+        return kernel.bind(*plane_shape(rows, columns), rows, columns, scale, images, order, X)
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = shape
+    return columns, rows
+
+
+def _matrix(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:
+    """The shape of the one array given; ValueError unless it is a matrix without gaps."""
+    ((name, array),) = arrays.items()
+    if len(array.shape) != 2 or not array.is_contiguous:
+        raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous matrix")
+    rows, columns = array.shape
+    return rows, columns
+
+
+def _same(kernel: str, shape: tuple[int, ...], **arrays: DeviceArray) -> None:
+    """ValueError unless each array has this shape and no gaps."""
+    for name, array in arrays.items():
+        if array.shape != shape or not array.is_contiguous:
+            raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous {shape}")

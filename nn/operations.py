@@ -1,0 +1,203 @@
+"""The operations a step is made of: what each reads and writes, what it costs, how it runs.
+
+An operation runs as a kernel (``on_device``) or in NumPy on the same memory (``in_numpy``). Everything
+that runs, times, counts or rewrites a step reads the same list of these. Both ways of running bind
+their arrays once, when the step is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from nn import reference
+from nn.launches import Kernels
+from pyrt.kernels import Launch
+from pyrt.memory import DeviceArray
+
+Compute = Callable[[], object]
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on device arrays."""
+
+    name: str
+    """The phase that people see."""
+    part: str
+    """``forward`` or ``backward``."""
+    reads: tuple[DeviceArray, ...]
+    writes: tuple[DeviceArray, ...]
+    flops: int
+    on_device: Callable[[Kernels], Launch]
+    in_numpy: Callable[[], Compute]
+
+    @property
+    def bytes(self) -> int:
+        """The least it moves: each array read or written once."""
+        return sum(array.nbytes for array in (*self.reads, *self.writes))
+
+
+@dataclass(frozen=True)
+class SumGradients:
+    """The place in a step from which a bucket of gradients may be exchanged."""
+
+    bucket: int
+    part: str = BACKWARD
+
+
+Item = Operation | SumGradients
+
+
+def gemm(
+    name: str,
+    part: str,
+    D: DeviceArray,
+    A: DeviceArray,
+    B: DeviceArray,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Operation:
+    """D = op(A) op(B)."""
+    inner = A.shape[0] if transpose_a else A.shape[1]
+
+    def in_numpy() -> Compute:
+        a, b = A.host_view(), B.host_view()
+        return partial(np.matmul, a.T if transpose_a else a, b.T if transpose_b else b, out=D.host_view())
+
+    return Operation(
+        name,
+        part,
+        reads=(A, B),
+        writes=(D,),
+        flops=2 * D.size * inner,
+        on_device=lambda kernels: kernels.gemm(D, A, B, transpose_a, transpose_b),
+        in_numpy=in_numpy,
+    )
+
+
+def scale_pixels(images: DeviceArray, X: DeviceArray, scale: float) -> Operation:
+    """X = images / scale."""
+
+    def in_numpy() -> Compute:
+        x, divisor = X.host_view(), X.dtype.type(scale)
+        # The dtype of the division is named: uint8 pixels would be divided in float64 or float16.
+        return partial(np.divide, images.host_view(), divisor, out=x, dtype=x.dtype)
+
+    return Operation(
+        "scale pixels",
+        FORWARD,
+        reads=(images,),
+        writes=(X,),
+        flops=X.size,
+        on_device=lambda kernels: kernels.scale_pixels(images, X, scale),
+        in_numpy=in_numpy,
+    )
+
+
+def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) -> Operation:
+    """Z becomes A = f(Z + b)."""
+
+    def in_numpy() -> Compute:
+        z, bias = Z.host_view(), b.host_view()
+        activate = _ACTIVATE[activation]
+
+        def compute() -> None:
+            np.add(z, bias, out=z)
+            activate(z)
+
+        return compute
+
+    return Operation(
+        name,
+        FORWARD,
+        reads=(Z, b),
+        writes=(Z,),
+        flops=2 * Z.size,
+        on_device=lambda kernels: kernels.bias_activation(Z, b, Z, activation),
+        in_numpy=in_numpy,
+    )
+
+
+def activation_backward(name: str, A: DeviceArray, dA: DeviceArray, activation: str) -> Operation:
+    """dA becomes dZ = dA f'(Z), given A = f(Z)."""
+
+    def in_numpy() -> Compute:
+        a, d = A.host_view(), dA.host_view()
+        _, derivative = reference.ACTIVATIONS[activation]
+        return lambda: np.multiply(d, derivative(a), out=d)
+
+    return Operation(
+        name,
+        BACKWARD,
+        reads=(A, dA),
+        writes=(dA,),
+        flops=3 * A.size,
+        on_device=lambda kernels: kernels.activation_backward(A, dA, dA, activation),
+        in_numpy=in_numpy,
+    )
+
+
+def head(
+    kind: str, Z: DeviceArray, b: DeviceArray, labels: DeviceArray, losses: DeviceArray, scale: float
+) -> Operation:
+    """Z becomes dZ, and ``losses`` the loss of each sample; both times ``scale``, 1 / the global batch."""
+
+    def in_numpy() -> Compute:
+        z, bias, truth, loss = (array.host_view() for array in (Z, b, labels, losses))
+        rows = np.arange(len(z))
+        factor = z.dtype.type(scale)
+
+        def compute() -> None:
+            np.add(z, bias, out=z)
+            loss[:] = reference.losses(z, truth, kind)
+            np.multiply(loss, factor, out=loss)
+            z[:] = reference.probabilities(z, kind)
+            z[rows, truth] -= 1
+            np.multiply(z, factor, out=z)
+
+        return compute
+
+    return Operation(
+        "head, loss and gradient",
+        FORWARD,
+        reads=(Z, b, labels),
+        writes=(Z, losses),
+        flops=8 * Z.size,
+        on_device=lambda kernels: kernels.head(kind, Z, b, labels, Z, losses, scale),
+        in_numpy=in_numpy,
+    )
+
+
+def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Operation:
+    """sums = sum of the rows of X."""
+    return Operation(
+        name,
+        part,
+        reads=(X,),
+        writes=(sums,),
+        flops=X.size,
+        on_device=lambda kernels: kernels.column_sums(X, sums),
+        in_numpy=lambda: partial(np.sum, X.host_view(), axis=0, out=sums.host_view()),
+    )
+
+
+def _sigmoid(z: np.ndarray) -> None:
+    np.multiply(z, 0.5, out=z)
+    np.tanh(z, out=z)
+    np.add(z, 1, out=z)
+    np.multiply(z, 0.5, out=z)
+
+
+_ACTIVATE: dict[str, Callable[[np.ndarray], object]] = {
+    "identity": lambda z: None,
+    "sigmoid": _sigmoid,
+    "tanh": lambda z: np.tanh(z, out=z),
+    "relu": lambda z: np.maximum(z, 0, out=z),
+}
+"""In place, so that a step on the CPU moves no more than it must."""

@@ -1,0 +1,176 @@
+"""What a run is told: the options with their defaults and limits, and the command line that fills them."""
+
+# ruff: noqa: RUF009 (_option is dataclasses.field, with immutable defaults)
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nn.launches import GEMM_VERSIONS
+from nn.network import ACTIVATIONS, HEADS
+from pyrt import devices, exchange
+from pyrt.errors import UserError
+
+TOLERANCES = {"float32": 1e-4, "float64": 1e-11}
+"""Relative max norm up to which ``--check`` calls parameters equal, by dtype."""
+
+
+def _option(default: Any, help: str, metavar: str | None = None, choices: Sequence[str] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run. Raises UserError for values that make no sense, each named by its option."""
+
+    hidden: tuple[int, ...] = _option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    activation: str = _option("sigmoid", "of the hidden layers", choices=ACTIVATIONS)
+    head: str = _option("softmax", "softmax, or sigmoid for each class, with cross-entropy", choices=HEADS)
+    reg: float = _option(1e-4, "L2 regularisation of the weights", "X")
+    batch: int = _option(3000, "samples a step, over all ranks", "N")
+    epochs: int = _option(100, "passes over the training samples", "N")
+    lr: float = _option(1.0, "learning rate", "X")
+    momentum: float = _option(0.0, "of the gradient descent", "X")
+    dtype: str = _option("float32", "of all arithmetic", choices=tuple(TOLERANCES))
+    device: str = _option("auto", "auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES)
+    share_gpus: bool = _option(False, "let ranks share a GPU where there are more ranks than GPUs")
+    data: str = _option(
+        "embedded", "embedded, mnist (downloaded once), a folder of IDX files, an .npz file", "SOURCE"
+    )
+    samples: int | None = _option(None, "training samples an epoch, repeated where there are fewer", "N")
+    val_fraction: float = _option(0.1, "part of the training set held out for validation", "X")
+    shuffle: bool = _option(True, "shuffle the training samples every epoch")
+    seed: int = _option(0, "of initial weights and shuffling", "N")
+    pixel_scale: float = _option(255.0, "pixels are divided by it (1: raw pixels)", "X")
+    init: Path | None = _option(None, "initial parameters W1, b1, ... from an .npz file", "FILE")
+    save: Path | None = _option(None, "write the trained parameters to an .npz file", "FILE")
+    evaluate: bool = _option(False, "train nothing: score the test set with the parameters of --init")
+    predictions: Path | None = _option(
+        None, "with --evaluate: write the predicted labels, one a line", "FILE"
+    )
+    check: bool = _option(False, "train the NumPy reference too and compare the parameters")
+    tolerance: float | None = _option(
+        None, "of --check, relative max norm (1e-4 in float32, 1e-11 in float64)", "X"
+    )
+    gemm: str = _option("auto", "version of the matrix product on a GPU", choices=("auto", *GEMM_VERSIONS))
+    exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
+    print_every: int | None = _option(None, "print the loss every N steps", "N")
+    profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
+    json: Path | None = _option(None, "write everything that is printed, and more, to a JSON file", "FILE")
+
+    def __post_init__(self) -> None:
+        if not self.hidden:
+            raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        for size in self.hidden:
+            _require("hidden", size, size >= 1, "layers of 1 unit or more")
+        for name in ("batch", "samples", "print_every"):
+            _require(
+                name, getattr(self, name), _at_least(getattr(self, name), 1), "a whole number, 1 or more"
+            )
+        for name in ("epochs", "seed"):
+            _require(
+                name, getattr(self, name), _at_least(getattr(self, name), 0), "a whole number, 0 or more"
+            )
+        for name in ("lr", "pixel_scale", "tolerance"):
+            _require(name, getattr(self, name), _is_positive(getattr(self, name)), "a finite number above 0")
+        _require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")
+        for name in ("momentum", "val_fraction"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
+        for field in dataclasses.fields(self):
+            choices = field.metadata["choices"]
+            if choices and getattr(self, field.name) not in choices:
+                _require(field.name, getattr(self, field.name), False, f"one of {', '.join(choices)}")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.evaluate and self.init is None:
+            raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
+        if self.evaluate and (self.save or self.check):
+            raise UserError("--evaluate trains nothing: leave out --save and --check")
+        if self.predictions and not self.evaluate:
+            raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
+        if self.tolerance is not None and not self.check:
+            raise UserError("--tolerance: goes with --check")
+
+    @property
+    def check_tolerance(self) -> float:
+        return self.tolerance if self.tolerance is not None else TOLERANCES[self.dtype]
+
+    def as_json(self) -> dict[str, Any]:
+        """All options in types that JSON has."""
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+
+def _at_least(value: int | None, least: int) -> bool:
+    return value is None or value >= least
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is None or (math.isfinite(value) and value > 0)
+
+
+def _require(name: str, value: object, holds: bool, what: str) -> None:
+    if not holds:
+        raise UserError(f"{_flag(name)} {value}: must be {what}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Options from a command line; UserError for what it does not understand."""
+    parser = _Parser(
+        prog="train.py",
+        description="Train a fully connected network on GPUs, data-parallel over MPI ranks.",
+        epilog="Example: mpirun -n 4 python train.py --hidden 512 --batch 3000",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for field in dataclasses.fields(Options):
+        _add(parser, field)
+    return Options(**vars(parser.parse_args(arguments)))
+
+
+def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    flag, settings = _flag(field.name), {"default": field.default, "help": field.metadata["help"]}
+    if isinstance(field.default, bool):
+        action = argparse.BooleanOptionalAction if field.default else "store_true"
+        parser.add_argument(flag, action=action, **settings)
+    elif field.metadata["choices"]:
+        parser.add_argument(flag, choices=field.metadata["choices"], **settings)
+    else:
+        parser.add_argument(flag, type=_TYPES[str(field.type)], metavar=field.metadata["metavar"], **settings)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
+
+
+_sizes.__name__ = "list of whole numbers"  # argparse names the type in its error
+
+_TYPES: dict[str, Any] = {
+    "tuple[int, ...]": _sizes,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "float | None": float,
+    "str": str,
+    "Path | None": Path,
+}

@@ -1,0 +1,62 @@
+"""Values of the parameters: initial ones, and files of them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn.files import write_whole
+from nn.network import Network
+from pyrt.errors import UserError
+
+
+def initial(network: Network, dtype: str, seed: int) -> dict[str, np.ndarray]:
+    """Biases zero, weights normal with variance 1 / fan-in (LeCun et al., Efficient BackProp, 1998) or, for
+    ReLU, 2 / fan-in (He et al. 2015), drawn layer by layer from PCG64 seeded with (seed, 0)."""
+    generator = np.random.default_rng((seed, 0))
+    gain = 2.0 if network.activation == "relu" else 1.0
+    values = {}
+    for name, shape in network.shapes.items():
+        if name.startswith("W"):
+            values[name] = (generator.standard_normal(shape) * np.sqrt(gain / shape[1])).astype(dtype)
+        else:
+            values[name] = np.zeros(shape, dtype)
+    return values
+
+
+def load(path: Path, network: Network, dtype: str) -> dict[str, np.ndarray]:
+    """W1, b1, ..., WL, bL from an npz file, in ``dtype``. UserError where they do not fit the network."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = {name for name in file.files if name[:1] in "Wb" and name[1:].isdigit()}
+            arrays = {name: file[name] for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--init {path}: not a readable npz file ({reason}): give one that --save wrote"
+        ) from None
+    for name, shape in network.shapes.items():
+        found = arrays[name].shape if name in arrays else None
+        if found != shape:
+            has = f"has {name} of shape {found}" if found is not None else f"has no {name}"
+            raise UserError(
+                f"--init {path}: {has}, {network} needs {shape}: give the --hidden it was saved with"
+            )
+    if arrays.keys() != network.shapes.keys():
+        extra = ", ".join(sorted(arrays.keys() - network.shapes.keys()))
+        raise UserError(f"--init {path}: has {extra} too: give the --hidden it was saved with")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            raise UserError(f"--init {path}: {name} holds values that are no finite numbers")
+    return {name: arrays[name].astype(dtype) for name in network.shapes}
+
+
+def save(path: Path, parameters: Mapping[str, np.ndarray], run: Mapping[str, Any]) -> None:
+    """The parameters, and under ``run`` a JSON text that says how they came about; whole or not at all."""
+    arrays: dict[str, Any] = {**parameters, "run": np.array(json.dumps(run))}
+    write_whole("--save", path, lambda file: np.savez(file, **arrays))

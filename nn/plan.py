@@ -1,0 +1,57 @@
+"""Who does what: which samples of a batch fall to a rank, and which gradients leave together.
+
+Data-parallel: every rank holds all parameters and a part of each batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nn.network import Network
+from pyrt.exchange import Bucket
+from pyrt.memory import Layout
+
+PANEL_BYTES = 512 * 1024
+"""Gradients of a layer leave in row panels of about this size: smaller ones overlap better and cost more
+messages and thinner products."""
+
+
+def share(samples: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Start and stop of a rank's contiguous part: the first ``samples % ranks`` ranks get one more."""
+    size, more = divmod(samples, ranks)
+    start = rank * size + min(rank, more)
+    return start, start + size + (rank < more)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows ``start`` to ``stop`` of a layer's weight gradient, and the bucket that leaves with them."""
+
+    layer: int
+    start: int
+    stop: int
+    bucket: Bucket
+
+
+def gradient_layout(network: Network, dtype: str) -> Layout:
+    """The flat gradients: as the parameters, then ``loss``: the batch's mean loss is summed with them."""
+    return Layout({**network.shapes, "loss": (1,)}, dtype)
+
+
+def panels(network: Network, layout: Layout) -> list[Panel]:
+    """The row panels of all layers in the order in which the backward pass makes them.
+
+    A layer's biases leave with its last panel, and the loss with the last layer: each lies behind the
+    rows that it leaves with. Together the buckets cover every gradient once.
+    """
+    result = []
+    for layer in reversed(network.layers):
+        rows, columns = network.shapes[f"W{layer}"]
+        first, _ = layout.span(f"W{layer}")
+        _, end = layout.span("loss" if layer == network.depth else f"b{layer}")
+        count = min(rows, max(1, round(rows * columns * layout.dtype.itemsize / PANEL_BYTES)))
+        for index in range(count):
+            start, stop = share(rows, count, index)
+            bucket = Bucket(first + start * columns, end if index == count - 1 else first + stop * columns)
+            result.append(Panel(layer, start, stop, bucket))
+    return result

@@ -1,0 +1,168 @@
+"""What a run tells afterwards: results, and where the time went, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from nn.batches import Schedule
+from nn.check import Check
+from nn.data import Dataset
+from nn.evaluation import Scores
+from nn.files import write_whole
+from nn.options import Options
+from nn.training import Epoch
+from pyrt.job import Job
+from pyrt.phases import PhaseTimes
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """A phase over all ranks; seconds, means over ranks where nothing else is said.
+
+    ``host`` is self-time, so the rows add up to ``wall``; ``mean`` is the time from enter to leave of one
+    call, the phases within it included; ``device`` is None for phases that are not timed there.
+    """
+
+    name: str
+    calls: int
+    host: float
+    device: float | None
+    mean: float
+    share: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of a run, the same on every rank but for ``phases``, which rank 0 has."""
+
+    options: dict[str, Any]
+    environment: dict[str, Any]
+    epochs: list[Epoch] = field(default_factory=list)
+    test: Scores | None = None
+    check: Check | None = None
+    phases: list[PhaseRow] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check, if there was one, passed."""
+        return self.check is None or self.check.passed
+
+    @property
+    def wall(self) -> float:
+        """Seconds from the start of the processes until the phases were read."""
+        return sum(row.host for row in self.phases)
+
+    def phase(self, name: str) -> PhaseRow:
+        """The row of that name; KeyError where the run had no such phase."""
+        for row in self.phases:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def write_json(self, path: Path) -> None:
+        """All of it, in one JSON object; whole or not at all."""
+        content = {**asdict(self), "wall": self.wall, "passed": self.passed}
+        text = json.dumps(content, indent=1)
+        write_whole("--json", path, lambda file: file.write(text.encode()))
+
+
+def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
+    """Rows for rank 0's phases, in the order of their first use; empty on the other ranks. Collective."""
+    ranks = job.comm.gather({phase.name: phase for phase in times})
+    if ranks is None:
+        return []
+    wall = sum(phase.host for rank in ranks for phase in rank.values()) / len(ranks)
+    return [_row([rank[name] for rank in ranks if name in rank], len(ranks), wall) for name in ranks[0]]
+
+
+def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
+    hosts = [phase.host for phase in times]
+    host = sum(hosts) / ranks
+    # A call that was not timed on the device is taken to be as long as the others.
+    devices = [phase.device / phase.device_calls * phase.calls for phase in times if phase.device_calls]
+    return PhaseRow(
+        times[0].name,
+        times[0].calls,
+        host,
+        sum(devices) / len(devices) if devices else None,
+        sum(phase.elapsed / phase.calls for phase in times) / len(times),
+        host / wall,
+        min(hosts),
+        max(hosts),
+    )
+
+
+def phase_table(rows: Sequence[PhaseRow]) -> str:
+    """The per-phase table."""
+    headers = ["phase", "calls", "host self ms", "device ms", "mean us", "share %", "min ms", "max ms"]
+    body = [
+        [
+            row.name,
+            row.calls,
+            row.host * 1e3,
+            row.device * 1e3 if row.device is not None else None,
+            row.mean * 1e6,
+            row.share * 100,
+            row.least * 1e3,
+            row.most * 1e3,
+        ]
+        for row in rows
+    ]
+    total = sum(row.host for row in rows) * 1e3
+    body.append(["total (wall)", None, total, None, None, 100.0, None, None])
+    formats = ("", "d", ".2f", ".2f", ".1f", ".1f", ".2f", ".2f")
+    return tabulate(body, headers=headers, floatfmt=formats, intfmt="d")
+
+
+def header(
+    environment: dict[str, Any], options: Options, dataset: Dataset, training_rows: int, schedule: Schedule
+) -> list[str]:
+    """What a run stands on, a line each, for people to read before it starts."""
+    test = len(dataset.test_images) if dataset.test_images is not None else 0
+    samples = f"{schedule.samples} training"
+    if schedule.samples != training_rows:
+        samples += f" (of {training_rows} in the set)"
+    samples += f", {len(dataset.images) - training_rows} validation, {test} test"
+    lines = [
+        ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
+        ("device", _devices(environment)),
+        ("exchange", _exchange(environment, options)),
+        ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
+        ("network", f"{environment['network']}: {environment['parameters']} parameters, {options.dtype}"),
+    ]
+    if not options.evaluate:
+        plan = f"{schedule.epochs} epochs of {schedule.batches} batches of {schedule.batch}"
+        if schedule.batch < options.batch:
+            plan += f" (--batch {options.batch} is more than the training set: one batch an epoch)"
+        plan += f", learning rate {options.lr:g}, momentum {options.momentum:g}, reg {options.reg:g}"
+        lines.append(("training", plan))
+    return [f"{word:9s} {text}" for word, text in lines]
+
+
+def _devices(environment: dict[str, Any]) -> str:
+    names = environment["devices"]
+    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    text = f"{environment['device']}: {kinds}"
+    if environment["device"] == "cpu":
+        text += f", {environment['blas_threads']} BLAS thread(s) a rank"
+    else:
+        text += f", gemm {environment['gemm']}"
+    return f"{text} ({environment['device_why']})" if environment["device_why"] else text
+
+
+def _exchange(environment: dict[str, Any], options: Options) -> str:
+    if environment["ranks"] == 1:
+        return "none: one rank has nothing to sum"
+    why = {
+        "host": "pinned host memory, MPI_Iallreduce in panels that overlap with the backward pass",
+        "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
+    }
+    return f"{options.exchange}: {why[options.exchange]}"

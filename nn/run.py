@@ -1,0 +1,290 @@
+"""The whole pipeline in process: device, data, network, training, evaluation, check, files, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from typing import Any
+
+import numpy as np
+
+from nn import check, data, parameters
+from nn.batches import Schedule, split
+from nn.console import Console
+from nn.data import Dataset
+from nn.evaluation import Evaluator, Samples, Scores, score
+from nn.files import require_writable, write_whole
+from nn.launches import Kernels
+from nn.network import Network
+from nn.options import Options
+from nn.plan import gradient_layout, panels, share
+from nn.report import Report, gather_phases, header
+from nn.step import Activations
+from nn.training import Epoch, Machine, Training
+from nn.update import SgdUpdate
+from pyrt import exchange
+from pyrt.devices import open_device
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.job import Job, join
+from pyrt.kernels import KernelLibrary
+from pyrt.memory import Arena, Layout
+from pyrt.phases import Phases
+from pyrt.streams import Streams
+
+
+def run(
+    options: Options, job: Job | None = None, phases: Phases | None = None, console: Console | None = None
+) -> Report:
+    """Do what the options say, on all ranks of the job (default: all of MPI's); silent without a console.
+
+    Collective. Raises UserError, on all ranks, for what cannot be done; Diverged for a loss that is not
+    finite.
+    """
+    job = job or join()
+    phases = phases or Phases(time.perf_counter())
+    console = console or Console(speaking=False)
+    with job.together():
+        if job.rank == 0:
+            _require_writable_files(options)
+    with phases.phase("start device"):
+        device = open_device(options.device, job, options.share_gpus)
+    try:
+        phases.use_device(device.driver)
+        if options.profile:
+            phases.use_profile(job.comm.Barrier)
+        dataset = _load(options, job, phases)
+        kernels = _kernels(options, job, phases, device.driver, dataset.images.dtype)
+        machine = Machine(job, device.driver, Streams(device.driver), phases, kernels)
+        pipeline = _Pipeline(options, machine, dataset, console, device.why)
+        return pipeline.evaluate() if options.evaluate else pipeline.train()
+    finally:
+        device.driver.close()
+
+
+def _require_writable_files(options: Options) -> None:
+    for name in ("save", "json", "predictions"):
+        path = getattr(options, name)
+        if path is not None:
+            require_writable(f"--{name}", path)
+
+
+def _load(options: Options, job: Job, phases: Phases) -> Dataset:
+    """The data set, read by rank 0 (which alone touches files and the network) and sent to all."""
+    dataset = None
+    with phases.phase("load data"), job.together():
+        if job.rank == 0:
+            dataset = data.load(options.data)
+            if options.evaluate and dataset.test_images is None:
+                raise UserError(f"--evaluate: {dataset.name} has no test images: give data that has them")
+    with phases.phase("distribute data"):
+        return _broadcast(dataset, job)
+
+
+def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
+    """Rank 0's data set on every rank: the description as an object, the arrays as buffers."""
+    fields = dataclasses.asdict(dataset) if dataset is not None else {}
+    arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+    description = job.comm.bcast(
+        (
+            {name: value for name, value in fields.items() if name not in arrays},
+            {name: (array.shape, array.dtype) for name, array in arrays.items()},
+        )
+    )
+    received: dict[str, Any] = {}
+    for name, (shape, dtype) in description[1].items():
+        received[name] = arrays[name] if job.rank == 0 else np.empty(shape, dtype)
+        job.comm.Bcast(received[name].reshape(-1).view(np.uint8))
+    return Dataset(**description[0], **received)
+
+
+def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: np.dtype) -> Kernels | None:
+    """The project's kernels, compiled by one rank a node; None where NumPy computes."""
+    if not driver.has_kernels:
+        return None
+    library = KernelLibrary(driver)
+    with phases.phase("compile kernels"), job.together():
+        if job.node.rank == 0:
+            library.compile(Kernels.required(options.dtype, options.activation, pixel))
+    return Kernels(library, options.dtype, options.gemm)
+
+
+class _Model:
+    """The network and its arrays on this rank."""
+
+    def __init__(self, options: Options, dataset: Dataset, machine: Machine, rows: int) -> None:
+        inputs, classes = dataset.images.shape[1], dataset.classes
+        self.network = Network((inputs, *options.hidden, classes), options.activation, options.head)
+        if options.init is not None:
+            self.initial = parameters.load(options.init, self.network, options.dtype)
+        else:
+            self.initial = parameters.initial(self.network, options.dtype, options.seed)
+        self.parameters = Arena(machine.driver, Layout(self.network.shapes, options.dtype))
+        self.parameters.set(self.initial)
+        self.activations = Activations(self.parameters, self.network, rows)
+
+
+class _Pipeline:
+    """A run whose device and data are there."""
+
+    def __init__(
+        self, options: Options, machine: Machine, dataset: Dataset, console: Console, why: str
+    ) -> None:
+        self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
+        self._job, self._phases = machine.job, machine.phases
+        self._training_rows = split(len(dataset.images), options.val_fraction)
+        samples = options.samples or self._training_rows
+        self._schedule = Schedule(
+            self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
+        )
+        rows = max(stop - start for start, stop in [share(self._schedule.batch, self._job.size, 0)])
+        with self._phases.phase("train setup"), self._job.together():
+            self._model = _Model(options, dataset, machine, rows)
+        self._environment = self._describe(why)
+
+    def train(self) -> Report:
+        """Train, score, check, save."""
+        with self._phases.phase("train setup"), self._job.together():
+            training = self._training()
+            validation = self._evaluator(self._validation_set())
+            test = self._evaluator(self._test_set())
+        epochs = training.run(validation, self._console)
+        scores = test.scores() if test is not None else None
+        result = self._check(scores, epochs) if self._options.check else None
+        self._save(epochs, scores)
+        return self._report(epochs, scores, result)
+
+    def evaluate(self) -> Report:
+        """Train nothing: score the test set, write the predictions."""
+        with self._phases.phase("train setup"), self._job.together():
+            test = self._evaluator(self._test_set())
+        assert test is not None  # _load has seen to it
+        logits = test.logits()
+        scores = None
+        with self._phases.phase("save"), self._job.together():
+            if logits is not None:
+                scores = score(logits, test.labels, self._options.head)
+                if self._options.predictions is not None:
+                    lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
+                    write_whole(
+                        "--predictions", self._options.predictions, lambda file: file.write(lines.encode())
+                    )
+        return self._report([], self._job.comm.bcast(scores), None)
+
+    def _training(self) -> Training:
+        options, machine, model = self._options, self._machine, self._model
+        network, driver = model.network, machine.driver
+        gradients = Arena(driver, gradient_layout(network, options.dtype))
+        velocity = Arena(driver, model.parameters.layout) if options.momentum else None
+        update = SgdUpdate(
+            network,
+            model.parameters,
+            gradients,
+            velocity,
+            options.lr,
+            options.momentum,
+            options.reg,
+            machine.kernels,
+        )
+        cuts = panels(network, gradients.layout)
+        buckets = [panel.bucket for panel in cuts]
+        setting = exchange.Setting(
+            driver, machine.streams, self._job, self._phases, gradients.flat, buckets, update
+        )
+        return Training(
+            options,
+            network,
+            machine,
+            self._dataset,
+            self._schedule,
+            model.parameters,
+            gradients,
+            model.activations,
+            cuts,
+            exchange.create(options.exchange, setting),
+        )
+
+    def _validation_set(self) -> Samples | None:
+        first, data = self._training_rows, self._dataset
+        return (data.images[first:], data.labels[first:]) if first < len(data.images) else None
+
+    def _test_set(self) -> Samples | None:
+        images, labels = self._dataset.test_images, self._dataset.test_labels
+        return (images, labels) if images is not None and labels is not None else None
+
+    def _evaluator(self, samples: Samples | None) -> Evaluator | None:
+        if samples is None:
+            return None
+        model = self._model
+        return Evaluator(
+            model.network,
+            model.parameters,
+            model.activations,
+            samples,
+            self._options.pixel_scale,
+            self._machine,
+        )
+
+    def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
+        """The check on rank 0, while the others sleep; its result on all."""
+        result = None
+        with self._phases.phase("check"):
+            if self._job.rank == 0:
+                held_out = self._test_set() or self._validation_set()
+                precision = test.precision if test else epochs[-1].validation_precision if epochs else None
+                result = check.compare(
+                    self._model.parameters.to_host(),
+                    self._model.initial,
+                    self._options,
+                    self._dataset,
+                    self._schedule,
+                    held_out,
+                    precision,
+                )
+            self._job.wait_for_all()
+            return self._job.comm.bcast(result)
+
+    def _save(self, epochs: list[Epoch], scores: Scores | None) -> None:
+        if self._options.save is None:
+            return
+        with self._phases.phase("save"), self._job.together():
+            if self._job.rank == 0:
+                story = {
+                    "options": self._options.as_json(),
+                    "environment": self._environment,
+                    "epochs": len(epochs),
+                    "test_precision": scores.precision if scores is not None else None,
+                }
+                parameters.save(self._options.save, self._model.parameters.to_host(), story)
+
+    def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
+        self._machine.driver.synchronize()
+        rows = gather_phases(self._job, self._phases.times())
+        return Report(self._options.as_json(), self._environment, epochs, scores, result, rows)
+
+    def _describe(self, why: str) -> dict[str, Any]:
+        """What the run stands on; also said to the console. Collective."""
+        job, options, network = self._job, self._options, self._model.network
+        driver = self._machine.driver
+        devices = job.comm.gather(driver.device_name)
+        nodes = job.comm.allreduce(job.node.rank == 0)
+        environment = {
+            "ranks": job.size,
+            "nodes": int(nodes),
+            "device": driver.name,
+            "devices": job.comm.bcast(devices),
+            "device_why": why,
+            "mpi": job.library,
+            "blas_threads": job.threads,
+            "exchange": options.exchange if job.size > 1 else "local",
+            "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",
+            "network": str(network),
+            "parameters": network.parameter_count,
+            "data": self._dataset.name,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+        for line in header(environment, options, self._dataset, self._training_rows, self._schedule):
+            self._console.say(line)
+        return environment

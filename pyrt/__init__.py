@@ -1,0 +1,20 @@
+"""pyrt: a small runtime for GPU kernels over MPI.
+
+It gives pinned host buffers, device arrays, streams and events, kernels compiled at run time from
+``.cu`` files, timed phases, and sums of gradients over the ranks that overlap with kernels. It knows
+nothing of neural networks: bring kernels of your own.
+
+============== =======================================================================
+``job``        one MPI job: start, agreed errors, signals, the end of all ranks together
+``driver``     what pyrt asks of a device, and the devices that answer (cuda, cpu)
+``devices``    which GPU a rank takes
+``memory``     device arrays, pinned arrays, flat arenas with named views
+``streams``    the three streams of a rank: upload, compute, download
+``kernels``    ``.cu`` files to launches: constants, compile cache, checked arguments
+``phases``     NVTX ranges, host and device times by name
+``exchange``   sums of gradients over ranks, and the update that follows
+============== =======================================================================
+
+This module imports nothing, so that a program can start MPI and bound its BLAS threads (``pyrt.job``)
+before NumPy loads.
+"""

@@ -1,0 +1,101 @@
+"""The driver protocol: everything pyrt asks of a device, in some 25 calls.
+
+Nothing above this package can tell one device from another. Pointers are integers, streams and events
+are opaque handles. Work given a stream is asynchronous; the caller keeps host buffers unchanged until
+the stream has passed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+StreamHandle = Any
+EventHandle = Any
+ModuleHandle = Any
+FunctionHandle = Any
+Shape3 = tuple[int, int, int]
+
+
+class Driver(Protocol):
+    """One rank's device."""
+
+    name: str
+    """``cuda`` or ``cpu``."""
+    device_name: str
+    """The device in words, for people."""
+    architecture: str
+    """What kernels are compiled for (``sm_90``); empty where there are no kernels."""
+    has_kernels: bool
+    """Whether modules can be loaded; where not, host views of the memory serve NumPy instead."""
+
+    def close(self) -> None:
+        """Free all that is left and let the device go. Safe to call twice."""
+
+    # memory
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, aligned to 256 bytes or more, contents unspecified."""
+
+    def free(self, pointer: int) -> None:
+        """Free what ``allocate`` gave; the caller has synchronised with its users."""
+
+    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+        """Page-locked host memory as uint8 (nbytes,), kept until ``close``."""
+
+    def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Device memory as a NumPy array without a copy; only where ``has_kernels`` is false."""
+
+    # copies
+    def copy_to_device(self, pointer: int, host: np.ndarray, stream: StreamHandle) -> None:
+        """Queue a copy of a contiguous host array to device memory."""
+
+    def copy_to_host(self, host: np.ndarray, pointer: int, stream: StreamHandle) -> None:
+        """Queue a copy from device memory into a contiguous host array."""
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: StreamHandle) -> None:
+        """Queue setting ``nbytes`` bytes to ``byte``."""
+
+    # streams and events
+    def create_stream(self) -> StreamHandle:
+        """A stream that does not wait for the default stream."""
+
+    def synchronize_stream(self, stream: StreamHandle) -> None:
+        """Wait until the stream has done all that was queued."""
+
+    def synchronize(self) -> None:
+        """Wait for the whole device."""
+
+    def create_event(self, timing: bool) -> EventHandle:
+        """An event; ``timing`` says whether ``elapsed`` will be asked of it."""
+
+    def record(self, event: EventHandle, stream: StreamHandle) -> None:
+        """Mark this place in the stream."""
+
+    def wait(self, stream: StreamHandle, event: EventHandle) -> None:
+        """Let the stream wait for the event's latest record (the host does not wait)."""
+
+    def is_done(self, event: EventHandle) -> bool:
+        """Whether the stream has passed the event's latest record."""
+
+    def synchronize_event(self, event: EventHandle) -> None:
+        """Let the host wait for the event's latest record."""
+
+    def elapsed(self, start: EventHandle, stop: EventHandle) -> float:
+        """Seconds between two recorded timing events that are done."""
+
+    # kernels
+    def compile(self, source: str, cache_dir: str) -> None:
+        """Put the compiled source into the cache, whole or not at all; thread-safe."""
+
+    def load_module(self, source: str, cache_dir: str) -> ModuleHandle:
+        """Load compiled source, from the cache where it is there."""
+
+    def function(self, module: ModuleHandle, name: str) -> FunctionHandle:
+        """A kernel of a loaded module."""
+
+    def launcher(
+        self, function: FunctionHandle, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+    ) -> Callable[[StreamHandle], None]:
+        """A callable that launches the kernel with these packed arguments on the stream it is given."""

@@ -1,0 +1,118 @@
+"""The device of a machine without a GPU: host memory, no kernels, every call done when it returns.
+
+Operations run as NumPy on ``host_view``; copies, streams and events keep their meaning, so exchange,
+feeding and timing run the same code as on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from pyrt.driver import Shape3
+
+ALIGNMENT = 256
+
+
+class _Event:
+    """A place in the (synchronous) stream of work: the time at which it was passed."""
+
+    __slots__ = ("time",)
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+
+class CpuDriver:
+    """Host memory under the driver protocol."""
+
+    name = "cpu"
+    architecture = ""
+    has_kernels = False
+
+    def __init__(self) -> None:
+        self.device_name = _processor_name()
+        self._allocations: dict[int, np.ndarray] = {}
+
+    def close(self) -> None:
+        self._allocations.clear()
+
+    def allocate(self, nbytes: int) -> int:
+        block = np.empty(nbytes + ALIGNMENT, np.uint8)
+        pointer = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self._allocations[pointer] = block
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        del self._allocations[pointer]
+
+    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+        return np.empty(nbytes, np.uint8)
+
+    def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        memory = memoryview((ctypes.c_char * nbytes).from_address(pointer))
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+    def copy_to_device(self, pointer: int, host: np.ndarray, stream: None) -> None:
+        ctypes.memmove(pointer, host.ctypes.data, host.nbytes)
+
+    def copy_to_host(self, host: np.ndarray, pointer: int, stream: None) -> None:
+        ctypes.memmove(host.ctypes.data, pointer, host.nbytes)
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: None) -> None:
+        ctypes.memset(pointer, byte, nbytes)
+
+    def create_stream(self) -> None:
+        return None
+
+    def synchronize_stream(self, stream: None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def create_event(self, timing: bool) -> _Event:
+        return _Event()
+
+    def record(self, event: _Event, stream: None) -> None:
+        event.time = time.perf_counter()
+
+    def wait(self, stream: None, event: _Event) -> None:
+        pass
+
+    def is_done(self, event: _Event) -> bool:
+        return True
+
+    def synchronize_event(self, event: _Event) -> None:
+        pass
+
+    def elapsed(self, start: _Event, stop: _Event) -> float:
+        return stop.time - start.time
+
+    def compile(self, source: str, cache_dir: str) -> NoReturn:
+        raise RuntimeError("the cpu device runs no kernels")
+
+    def load_module(self, source: str, cache_dir: str) -> NoReturn:
+        raise RuntimeError("the cpu device runs no kernels")
+
+    def function(self, module: None, name: str) -> NoReturn:
+        raise RuntimeError("the cpu device runs no kernels")
+
+    def launcher(
+        self, function: None, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+    ) -> Callable[[None], None]:
+        raise RuntimeError("the cpu device runs no kernels")
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

@@ -1,0 +1,174 @@
+"""The CUDA device: pycuda under the driver protocol, in the GPU's primary context.
+
+The primary context is the one a CUDA-aware MPI, PyTorch or CuPy in the same process uses too. It is
+popped at exit on every way out, else pycuda aborts the interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pycuda
+import pycuda.compiler
+import pycuda.driver as cuda
+from cuda.bindings import driver as bindings
+
+from pyrt.driver import Shape3
+from pyrt.errors import UserError
+
+
+def visible_gpus() -> list[str]:
+    """UUIDs of the GPUs this process may use, in the order CUDA numbers them."""
+    cuda.init()
+    return [_uuid(index) for index in range(cuda.Device.count())]
+
+
+def _uuid(index: int) -> str:
+    _, device = bindings.cuDeviceGet(index)
+    status, uuid = bindings.cuDeviceGetUuid(device)
+    if status != bindings.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuDeviceGetUuid: {status}")
+    return bytes(uuid.bytes).hex()
+
+
+class CudaDriver:
+    """One GPU, by its CUDA number in this process."""
+
+    name = "cuda"
+    has_kernels = True
+
+    def __init__(self, index: int) -> None:
+        cuda.init()
+        device = cuda.Device(index)
+        self.device_name = device.name()
+        self.architecture = "sm_{}{}".format(*device.compute_capability())
+        self._context = device.retain_primary_context()
+        self._context.push()
+        self._allocations: dict[int, Any] = {}
+        self._pinned: list[Any] = []
+        self._open = True
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._context.synchronize()
+        for allocation in self._allocations.values():
+            allocation.free()
+        for allocation in self._pinned:
+            allocation.free()
+        self._context.pop()
+
+    def allocate(self, nbytes: int) -> int:
+        try:
+            allocation = cuda.mem_alloc(max(nbytes, 1))
+        except cuda.MemoryError:
+            free, total = cuda.mem_get_info()
+            raise UserError(
+                f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked, {free / 1e6:.0f} of "
+                f"{total / 1e6:.0f} MB free: use a smaller --batch or --hidden, or more GPUs"
+            ) from None
+        # Held here so that garbage collection never frees memory that a stream may still use.
+        self._allocations[int(allocation)] = allocation
+        return int(allocation)
+
+    def free(self, pointer: int) -> None:
+        self._allocations.pop(pointer).free()
+
+    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+        block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8)
+        self._pinned.append(block.base)
+        return block[:nbytes]
+
+    def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        raise RuntimeError("GPU memory has no host view: copy it to the host")
+
+    def copy_to_device(self, pointer: int, host: np.ndarray, stream: cuda.Stream) -> None:
+        cuda.memcpy_htod_async(pointer, host, stream)
+
+    def copy_to_host(self, host: np.ndarray, pointer: int, stream: cuda.Stream) -> None:
+        cuda.memcpy_dtoh_async(host, pointer, stream)
+
+    def fill(self, pointer: int, byte: int, nbytes: int, stream: cuda.Stream) -> None:
+        cuda.memset_d8_async(pointer, byte, nbytes, stream)
+
+    def create_stream(self) -> cuda.Stream:
+        return cuda.Stream(int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def synchronize_stream(self, stream: cuda.Stream) -> None:
+        stream.synchronize()
+
+    def synchronize(self) -> None:
+        self._context.synchronize()
+
+    def create_event(self, timing: bool) -> cuda.Event:
+        return cuda.Event(cuda.event_flags.DEFAULT if timing else cuda.event_flags.DISABLE_TIMING)
+
+    def record(self, event: cuda.Event, stream: cuda.Stream) -> None:
+        event.record(stream)
+
+    def wait(self, stream: cuda.Stream, event: cuda.Event) -> None:
+        stream.wait_for_event(event)
+
+    def is_done(self, event: cuda.Event) -> bool:
+        return event.query()
+
+    def synchronize_event(self, event: cuda.Event) -> None:
+        event.synchronize()
+
+    def elapsed(self, start: cuda.Event, stop: cuda.Event) -> float:
+        return stop.time_since(start) * 1e-3
+
+    def compile(self, source: str, cache_dir: str) -> None:
+        # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever.
+        # Each source gets a folder of its own, filled under another name and renamed when complete.
+        folder = self._cache_folder(source, cache_dir)
+        if os.path.isdir(folder):
+            return
+        os.makedirs(cache_dir, exist_ok=True)
+        scratch = tempfile.mkdtemp(dir=cache_dir, prefix="compiling-")
+        try:
+            pycuda.compiler.compile(source, cache_dir=scratch, **self._compile_options())
+            os.rename(scratch, folder)
+        except cuda.CompileError as error:
+            raise UserError(f"nvcc does not compile it\n{error.stderr or error.stdout}") from None
+        except OSError:
+            if not os.path.isdir(folder):  # else another job was faster, with the same result
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def load_module(self, source: str, cache_dir: str) -> pycuda.compiler.SourceModule:
+        self.compile(source, cache_dir)
+        folder = self._cache_folder(source, cache_dir)
+        return pycuda.compiler.SourceModule(source, cache_dir=folder, **self._compile_options())
+
+    def _cache_folder(self, source: str, cache_dir: str) -> str:
+        nvcc = pycuda.compiler.get_nvcc_version("nvcc")
+        key = "\0".join([source, nvcc, pycuda.VERSION_TEXT, repr(self._compile_options())])
+        return os.path.join(cache_dir, hashlib.sha256(key.encode()).hexdigest()[:32])
+
+    def _compile_options(self) -> dict[str, Any]:
+        return {"arch": self.architecture, "no_extern_c": True, "options": ["-O3"]}
+
+    def function(self, module: pycuda.compiler.SourceModule, name: str) -> cuda.Function:
+        return module.get_function(name)
+
+    def launcher(
+        self, function: cuda.Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+    ) -> Callable[[cuda.Stream], None]:
+        # prepared_async_call would parse its arguments again at every launch.
+        launch_kernel = function._launch_kernel
+
+        def launch(stream: cuda.Stream) -> None:
+            launch_kernel(grid, block, arguments, shared, stream)
+
+        return launch

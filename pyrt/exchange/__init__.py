@@ -1,0 +1,85 @@
+"""Sums of gradients over the ranks, and the update that follows: a ladder from the plain to the fast.
+
+============== ======================================================================================
+``local``      one rank: nothing to sum
+``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
+``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
+============== ======================================================================================
+
+An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
+for each bucket in order, as soon as the kernels that fill it are queued on the compute stream, then
+``finish``. It owns the update: after ``finish``, in the order of the compute stream, the parameters are
+new on every rank. How it gets there is its own affair: it may sum on the host or in a kernel, update a
+shard and spread it, or only queue work that a graph captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from pyrt.driver import Driver, StreamHandle
+from pyrt.job import Job
+from pyrt.memory import DeviceArray
+from pyrt.phases import Phases
+from pyrt.streams import Streams
+
+CHOICES = ("host", "blocking")
+
+QueueWork = Callable[[StreamHandle], object]
+
+
+class Bucket(NamedTuple):
+    """A part of the flat gradient buffer, in elements, that is exchanged as one message."""
+
+    start: int
+    stop: int
+
+
+class Update(Protocol):
+    """The update of parameters: what an exchange applies to what it has summed."""
+
+    def bind(self, start: int, stop: int) -> QueueWork:
+        """What queues the update of the parameters of this part of the flat buffers on a stream."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every exchange is made from."""
+
+    driver: Driver
+    streams: Streams
+    job: Job
+    phases: Phases
+    gradients: DeviceArray
+    """The flat buffer (n,): sums of this rank before, of all ranks after."""
+    buckets: Sequence[Bucket]
+    """In the order in which the backward pass fills them; together all that must be summed."""
+    update: Update
+
+
+class Exchange(Protocol):
+    """One sum over ranks and one update a step."""
+
+    name: str
+
+    def ready(self, bucket: int) -> None:
+        """The kernels that fill this bucket are queued on the compute stream. In bucket order.
+
+        Earlier buckets' parameters may change from here on: kernels that read them are queued by now.
+        """
+
+    def finish(self) -> None:
+        """All buckets are ready: what is queued on the compute stream from here on sees new parameters."""
+
+
+def create(name: str, setting: Setting) -> Exchange:
+    """The exchange of that name; ``local`` whatever the name where there is one rank."""
+    from pyrt.exchange.blocking import BlockingExchange
+    from pyrt.exchange.host import HostExchange
+    from pyrt.exchange.local import LocalExchange
+
+    if setting.job.size == 1:
+        return LocalExchange(setting)
+    return HostExchange(setting) if name == "host" else BlockingExchange(setting)

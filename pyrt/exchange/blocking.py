@@ -1,0 +1,51 @@
+"""The course's way: the whole gradients down, MPI_Allreduce, up again, update. Nothing overlaps.
+
+The rung to start reading at, and the one to measure the others against.
+"""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from pyrt.exchange import Setting
+from pyrt.memory import pinned
+
+
+class BlockingExchange:
+    """One message for all buckets, after the last one is ready."""
+
+    name = "blocking"
+
+    def __init__(self, setting: Setting) -> None:
+        self._driver = setting.driver
+        self._streams = setting.streams
+        self._comm = setting.job.comm
+        start = min(bucket.start for bucket in setting.buckets)
+        stop = max(bucket.stop for bucket in setting.buckets)
+        self._gradients = setting.gradients.rows(start, stop)
+        self._host = pinned(setting.driver, self._gradients.shape, self._gradients.dtype)
+        self._updates = [setting.update.bind(*bucket) for bucket in setting.buckets]
+        phase = setting.phases.phase
+        self._down = phase("gradients device -> host", self._streams.compute)
+        self._sum = phase("MPI_Allreduce")
+        self._up = phase("gradients host -> device", self._streams.compute)
+        self._step = phase("step", self._streams.compute)
+        self._phases = setting.phases
+
+    def ready(self, bucket: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        compute = self._streams.compute
+        with self._down:
+            self._gradients.queue_download(self._host, compute)
+            self._driver.synchronize_stream(compute)
+        self._phases.barrier()
+        with self._sum:
+            self._comm.Allreduce(MPI.IN_PLACE, self._host)
+        with self._up:
+            self._gradients.queue_upload(self._host, compute)
+            self._driver.synchronize_stream(compute)
+        with self._step:
+            for update in self._updates:
+                update(compute)

@@ -1,0 +1,24 @@
+"""One rank: its gradients are the sum, so only the update is left."""
+
+from __future__ import annotations
+
+from pyrt.exchange import Setting
+
+
+class LocalExchange:
+    """Updates every bucket once all are ready."""
+
+    name = "local"
+
+    def __init__(self, setting: Setting) -> None:
+        self._compute = setting.streams.compute
+        self._step = setting.phases.phase("step", self._compute)
+        self._updates = [setting.update.bind(*bucket) for bucket in setting.buckets]
+
+    def ready(self, bucket: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        with self._step:
+            for update in self._updates:
+                update(self._compute)

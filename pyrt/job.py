@@ -1,0 +1,197 @@
+"""One MPI job: it starts, agrees on errors, takes signals and ends as one.
+
+``run(main)`` starts MPI before anything else is imported, so that NumPy's BLAS starts with this rank's
+share of the cores, and so that no rank leaves before the others have met it. It ends in one of these
+ways, on every rank:
+
+- ``main`` returns: its value is the exit code.
+- UserError, agreed by all ranks through ``Job.together``: one line, its exit code (2).
+- any other exception on any rank: its traceback, and MPI_Abort ends the others.
+- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from pyrt.errors import UserError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI"),
+    ("PMI_SIZE", "PMI_RANK", "MPICH or Slurm's PMI"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "Slurm"),
+)
+"""Where each launcher says how many ranks it started; the first that is there is the innermost."""
+
+_BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class AgreedError(UserError):
+    """A UserError that every rank of the job knows of."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """This rank's place in the job."""
+
+    comm: MPI.Comm
+    node: MPI.Comm
+    library: str
+    threads: int
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block whose UserErrors all ranks shall share: if any rank raises one, all raise it.
+
+        Collective, and a barrier: every rank must enter and leave it.
+        """
+        message = None
+        try:
+            yield
+        except AgreedError:
+            raise
+        except UserError as error:
+            message = str(error)
+        messages = [text for text in self.comm.allgather(message) if text is not None]
+        if messages:
+            raise AgreedError(messages[0])
+
+    def wait_for_all(self) -> None:
+        """A barrier that leaves its core to others meanwhile, for long waits."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(0.01)
+
+
+def run(main: Callable[[Job], int]) -> NoReturn:
+    """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
+    program = Path(sys.argv[0]).name
+    try:
+        job = join()
+    except UserError as error:
+        _exit_with_error(program, error, printing=_launcher_rank() == 0)
+    _watch_signals(program, job.rank)
+    try:
+        code = main(job)
+    except AgreedError as error:
+        _exit_with_error(program, error, printing=job.rank == 0)
+    except UserError as error:  # raised outside ``together``: the other ranks do not know
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        job.comm.Abort(error.code)
+    except SystemExit:
+        raise
+    except BaseException:
+        _print_traceback(program, job)
+        job.comm.Abort(1)
+    sys.exit(code)
+
+
+def join() -> Job:
+    """Start MPI if need be, and find this rank's place in the job. Collective.
+
+    Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"no MPI library can be loaded ({first}): run `make run` once, or load your MPI"
+        ) from None
+    comm = MPI.COMM_WORLD
+    library = _short_name(MPI.Get_library_version())
+    _check_launcher(comm.size, library)
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    threads = _cores_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
+    for variable in _BLAS_VARIABLES:
+        os.environ.setdefault(variable, str(threads))
+    return Job(comm, node, library, threads)
+
+
+def _short_name(version: str) -> str:
+    """``MPICH 5.0.2`` of the library's long account of itself."""
+    first = version.splitlines()[0].split(",")[0].replace("Version:", "")
+    return " ".join(first.strip("\0").split())
+
+
+def _check_launcher(size: int, library: str) -> None:
+    """Find an mpirun that belongs to another MPI: it starts N jobs of one rank each."""
+    for size_variable, _, launcher in _LAUNCHERS:
+        started = os.environ.get(size_variable)
+        if started is None:
+            continue
+        if int(started) != size:
+            raise UserError(
+                f"mpirun ({launcher}) started {started} ranks, but the MPI library that mpi4py loads "
+                f"({library}) sees {size}: use the mpirun of that library, or the library of that mpirun"
+            )
+        return
+
+
+def _launcher_rank() -> int:
+    """This process's number among those that the launcher started, when MPI itself cannot say."""
+    return next((int(os.environ[rank]) for _, rank, _ in _LAUNCHERS if rank in os.environ), 0)
+
+
+def _cores_share(affinities: list[list[int]], rank: int) -> int:
+    """BLAS threads for a rank: each core it may run on counts 1 / (ranks of the node that may use it)."""
+    share = sum(1 / sum(core in cores for cores in affinities) for core in affinities[rank])
+    return max(1, int(share + 1e-9))
+
+
+def _exit_with_error(program: str, error: UserError, printing: bool) -> NoReturn:
+    if printing:
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+    sys.exit(error.code)
+
+
+def _print_traceback(program: str, job: Job) -> None:
+    sys.stdout.flush()
+    text = f"{program}: rank {job.rank} of {job.size} failed:\n{traceback.format_exc()}"
+    # One write, so that the tracebacks of several ranks do not mix.
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _watch_signals(program: str, rank: int) -> None:
+    """End this rank on SIGINT and SIGTERM from a thread of its own.
+
+    Python runs signal handlers in the main thread between bytecodes: never, while that thread waits
+    inside MPI. But its C handler writes the signal's number to the wake-up pipe at once.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer)
+    threading.Thread(target=_end_on_signal, args=(reader, program, rank), daemon=True).start()
+
+
+def _end_on_signal(reader: int, program: str, rank: int) -> None:
+    number = os.read(reader, 1)[0]
+    while number not in (signal.SIGINT, signal.SIGTERM):
+        number = os.read(reader, 1)[0]
+    if rank == 0:
+        os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
+    os._exit(128 + number)

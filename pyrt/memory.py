@@ -1,0 +1,172 @@
+"""Arrays in device memory, page-locked host arrays, and flat arenas with named views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from pyrt.driver import Driver, StreamHandle
+
+ALIGNMENT = 256
+"""Bytes to which the views of an arena are aligned: a whole number of 16-byte vector loads."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """A row-major array of one or two dimensions in device memory, or a view of one.
+
+    ``ld`` is the leading dimension: elements from one row to the next (the number of columns, but in a
+    view of some columns). The array does not own its memory: the driver frees all at ``close``.
+    """
+
+    driver: Driver
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    ld: int
+
+    @classmethod
+    def empty(cls, driver: Driver, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """New memory with unspecified contents."""
+        dtype = np.dtype(dtype)
+        pointer = driver.allocate(math.prod(shape) * dtype.itemsize)
+        return cls(driver, pointer, tuple(shape), dtype, shape[-1])
+
+    @classmethod
+    def from_host(cls, driver: Driver, host: np.ndarray) -> DeviceArray:
+        """New memory with a copy of ``host``, there when this returns."""
+        array = cls.empty(driver, host.shape, host.dtype)
+        array.set(host)
+        return array
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return len(self.shape) == 1 or self.ld == self.shape[1] or self.shape[0] <= 1
+
+    def rows(self, start: int, stop: int) -> DeviceArray:
+        """A view of rows (of a vector: elements) ``start`` to ``stop``."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise IndexError(f"rows {start}:{stop} of an array of shape {self.shape}")
+        step = self.ld if len(self.shape) == 2 else 1
+        return self._view(start * step, (stop - start, *self.shape[1:]), self.ld)
+
+    def columns(self, start: int, stop: int) -> DeviceArray:
+        """A view of columns ``start`` to ``stop`` of a matrix, with its leading dimension."""
+        if len(self.shape) != 2 or not 0 <= start <= stop <= self.shape[1]:
+            raise IndexError(f"columns {start}:{stop} of an array of shape {self.shape}")
+        return self._view(start, (self.shape[0], stop - start), self.ld)
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        """A contiguous array under another shape of the same size."""
+        if not self.is_contiguous or math.prod(shape) != self.size:
+            raise ValueError(f"an array of shape {self.shape} has no view of shape {shape}")
+        return self._view(0, shape, shape[-1])
+
+    def _view(self, offset: int, shape: tuple[int, ...], ld: int) -> DeviceArray:
+        pointer = self.pointer + offset * self.dtype.itemsize
+        return DeviceArray(self.driver, pointer, shape, self.dtype, ld)
+
+    def set(self, host: np.ndarray) -> None:
+        """Copy a host array of the same shape here, and wait until it is there."""
+        if host.shape != self.shape or not self.is_contiguous:
+            raise ValueError(f"a host array of shape {host.shape} does not fit {self.shape}")
+        stream = self.driver.create_stream()
+        # The conversion is bound to a name: it must live until the copy is done.
+        source = np.ascontiguousarray(host, self.dtype)
+        self.driver.copy_to_device(self.pointer, source, stream)
+        self.driver.synchronize_stream(stream)
+
+    def to_host(self) -> np.ndarray:
+        """A copy of a contiguous array on the host, after all work queued on the device."""
+        if not self.is_contiguous:
+            raise ValueError("a view of some columns is not contiguous: copy the whole array")
+        host = np.empty(self.shape, self.dtype)
+        self.driver.synchronize()
+        stream = self.driver.create_stream()
+        self.driver.copy_to_host(host, self.pointer, stream)
+        self.driver.synchronize_stream(stream)
+        return host
+
+    def host_view(self) -> np.ndarray:
+        """The memory itself as a NumPy array, on a device whose memory the host can use."""
+        if len(self.shape) == 1:
+            return self.driver.host_view(self.pointer, self.shape, self.dtype)
+        rows, columns = self.shape
+        elements = (rows - 1) * self.ld + columns if rows else 0
+        flat = self.driver.host_view(self.pointer, (elements,), self.dtype)
+        strides = (self.ld * self.dtype.itemsize, self.dtype.itemsize)
+        return np.lib.stride_tricks.as_strided(flat, self.shape, strides)
+
+    def queue_upload(self, host: np.ndarray, stream: StreamHandle) -> None:
+        """Queue a copy of a host array of the same size and dtype; ``host`` must stay as it is."""
+        self.driver.copy_to_device(self.pointer, host, stream)
+
+    def queue_download(self, host: np.ndarray, stream: StreamHandle) -> None:
+        """Queue a copy into a host array of the same size and dtype."""
+        self.driver.copy_to_host(host, self.pointer, stream)
+
+
+def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """A page-locked host array: copies from and to it run beside kernels."""
+    dtype = np.dtype(dtype)
+    return driver.allocate_pinned(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
+class Layout:
+    """Where named arrays lie in one flat buffer: offsets and sizes in elements, in the order given.
+
+    Each array begins at a multiple of ``ALIGNMENT`` bytes; what lies between is padding.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.shapes = dict(shapes)
+        self.offsets: dict[str, int] = {}
+        step = ALIGNMENT // self.dtype.itemsize
+        end = 0
+        for name, shape in self.shapes.items():
+            self.offsets[name] = end
+            end += -(-math.prod(shape) // step) * step
+        self.size = end
+
+    def span(self, name: str) -> tuple[int, int]:
+        """Start and stop of the named array in the flat buffer, without padding."""
+        start = self.offsets[name]
+        return start, start + math.prod(self.shapes[name])
+
+
+class Arena:
+    """One flat device buffer of zeros with a named view for every array of a layout."""
+
+    def __init__(self, driver: Driver, layout: Layout) -> None:
+        self.layout = layout
+        self.flat = DeviceArray.empty(driver, (layout.size,), layout.dtype)
+        # Padding takes part in sums over the whole buffer: it must be finite, and the same everywhere.
+        stream = driver.create_stream()
+        driver.fill(self.flat.pointer, 0, self.flat.nbytes, stream)
+        driver.synchronize_stream(stream)
+
+    def __getitem__(self, name: str) -> DeviceArray:
+        start, stop = self.layout.span(name)
+        return self.flat.rows(start, stop).reshape(*self.layout.shapes[name])
+
+    def set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy a host array into each named view."""
+        for name in self.layout.shapes:
+            self[name].set(arrays[name])
+
+    def to_host(self) -> dict[str, np.ndarray]:
+        """Copies of all named arrays on the host."""
+        return {name: self[name].to_host() for name in self.layout.shapes}

@@ -1,0 +1,228 @@
+"""Named phases of a run: an NVTX range, the host's own time and the device's time, without waiting.
+
+Host times are self-times: at any moment exactly one phase is charged, the innermost, and what no phase
+covers is charged to ``other``. So the host times of a rank add up to its wall time. Device times come
+from pairs of events, read when they are long done: entering and leaving a phase never synchronises
+(but under ``profile``, where that is the purpose).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pyrt.driver import Driver, StreamHandle
+
+try:
+    import nvtx
+except ImportError:  # a machine without the GPU packages
+    nvtx = None
+
+_PAIRS = 16
+"""Event pairs a phase keeps in flight before it reuses one."""
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """What one rank measured of a phase; seconds.
+
+    ``host`` is the host's own time, ``elapsed`` has the phases within it too. ``device_calls`` of the
+    ``calls`` were timed on the device, and ``device`` is the sum over these.
+    """
+
+    name: str
+    calls: int
+    host: float
+    elapsed: float
+    device: float
+    device_calls: int
+
+
+class Phases:
+    """The phases of one rank, created once by name and entered any number of times."""
+
+    def __init__(self, started: float) -> None:
+        """``started``: the ``time.perf_counter()`` from which the wall time counts."""
+        self._phases: dict[str, Phase] = {}
+        self._used: list[Phase] = []
+        self._mark = started
+        self._root = Phase(self, "other", None)
+        self._root.calls = 1
+        self._used.append(self._root)
+        self._current = self._root
+        self._driver: Driver | None = None
+        self.barrier: Callable[[], None] = _nothing
+        """Under ``profile``: the ranks wait here for each other, so that the wait is charged to no phase of
+        work; else nothing."""
+        self.profile = False
+
+    def use_device(self, driver: Driver) -> None:
+        """From here on phases that name a stream are timed on this device."""
+        self._driver = driver
+
+    def use_profile(self, barrier: Callable[[], None]) -> None:
+        """Make each phase's own time visible: the device is waited for at the end of each phase, and the
+        ranks for each other at ``barrier``."""
+        self.profile = True
+        self.barrier = barrier
+
+    def phase(self, name: str, stream: StreamHandle | None = None) -> Phase:
+        """The phase of that name; with a stream its device time is measured there."""
+        if name not in self._phases:
+            timer = None
+            if stream is not None and self._driver is not None and self._driver.has_kernels:
+                timer = DeviceTimer(self._driver, stream)
+            self._phases[name] = Phase(self, name, timer)
+        return self._phases[name]
+
+    def charge(self, name: str, until: float) -> None:
+        """Charge the time from the last mark until ``until`` (a ``perf_counter``) to a phase, afterwards."""
+        phase = self.phase(name)
+        phase.calls += 1
+        self._used.append(phase)
+        phase.host += until - self._mark
+        phase.elapsed += until - self._mark
+        self._mark = until
+
+    def times(self) -> list[PhaseTimes]:
+        """Times of all phases so far, in the order of their first use; the device must be idle."""
+        self._switch(self._current)
+        return [phase.times() for phase in self._used]
+
+    def _switch(self, phase: Phase) -> float:
+        """Charge the time since the last mark to the current phase, make ``phase`` the current one; now."""
+        now = time.perf_counter()
+        self._current.host += now - self._mark
+        self._mark = now
+        self._current = phase
+        return now
+
+    def _finish(self) -> None:
+        if self.profile and self._driver is not None:
+            self._driver.synchronize()
+
+
+class Phase:
+    """A context manager for one named phase; it may be entered again and again, not within itself."""
+
+    __slots__ = (
+        "_entered",
+        "_outer",
+        "_phases",
+        "_pop",
+        "_push",
+        "calls",
+        "elapsed",
+        "host",
+        "name",
+        "timer",
+    )
+
+    def __init__(self, phases: Phases, name: str, timer: DeviceTimer | None) -> None:
+        self.name = name
+        self.calls = 0
+        self.host = 0.0
+        self.elapsed = 0.0
+        self.timer = timer
+        self._phases = phases
+        self._outer: Phase | None = None
+        self._entered = 0.0
+        self._push, self._pop = _nvtx_range(name)
+
+    def __enter__(self) -> Phase:
+        self._outer = self._phases._current
+        self._entered = self._phases._switch(self)
+        if self.calls == 0:
+            self._phases._used.append(self)
+        self.calls += 1
+        self._push()
+        if self.timer is not None:
+            self.timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:  # the device may be in error: keep the exception that matters
+            return
+        if self.timer is not None:
+            self.timer.stop()
+        self._phases._finish()
+        self._pop()
+        assert self._outer is not None
+        self.elapsed += self._phases._switch(self._outer) - self._entered
+
+    def times(self) -> PhaseTimes:
+        """What was measured so far; waits for the phase's events."""
+        seconds, timed = self.timer.total() if self.timer is not None else (0.0, 0)
+        return PhaseTimes(self.name, self.calls, self.host, self.elapsed, seconds, timed)
+
+
+class DeviceTimer:
+    """Time between two places in a stream, summed over calls, from a ring of event pairs.
+
+    Where a pair comes round before the device has passed it, that older call is left out of the sum
+    rather than waited for; ``total`` says how many calls were timed.
+    """
+
+    def __init__(self, driver: Driver, stream: StreamHandle) -> None:
+        self._driver = driver
+        self._stream = stream
+        events = [driver.create_event(timing=True) for _ in range(2 * _PAIRS)]
+        self._pairs = list(zip(events[::2], events[1::2], strict=True))
+        self._recorded = [False] * _PAIRS
+        self._next = 0
+        self._seconds = 0.0
+        self._timed = 0
+
+    def start(self) -> None:
+        if self._recorded[self._next] and self._driver.is_done(self._pairs[self._next][1]):
+            self._collect(self._next)
+        self._driver.record(self._pairs[self._next][0], self._stream)
+
+    def stop(self) -> None:
+        self._driver.record(self._pairs[self._next][1], self._stream)
+        self._recorded[self._next] = True
+        self._next = (self._next + 1) % _PAIRS
+
+    def total(self) -> tuple[float, int]:
+        """Seconds on the device and the number of calls they cover."""
+        for index in range(_PAIRS):
+            if self._recorded[index]:
+                self._driver.synchronize_event(self._pairs[index][1])
+                self._collect(index)
+        return self._seconds, self._timed
+
+    def _collect(self, index: int) -> None:
+        self._seconds += self._driver.elapsed(*self._pairs[index])
+        self._timed += 1
+        self._recorded[index] = False
+
+
+def process_start() -> float:
+    """The ``time.perf_counter()`` at which this process began, to 10 ms; now, where that is not known."""
+    now = time.perf_counter()
+    try:
+        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+            ticks = float(stat.read().rsplit(")", 1)[1].split()[19])
+            age = float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return now
+    return now - max(age, 0.0)
+
+
+def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Calls that open and close the NVTX range of that name; the string is registered here, once."""
+    if nvtx is None:
+        return _nothing, _nothing
+    domain = nvtx.get_domain(None)
+    attributes = domain.get_event_attributes(message=name, color="blue")
+    return lambda: domain.push_range(attributes), domain.pop_range
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,91 @@
+"""Launch shapes and the checks of shapes; needs no GPU."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from nn.launches import (
+    GEMM_VERSIONS,
+    Kernels,
+    column_sums_shape,
+    gemm_shape,
+    head_shape,
+    line_shape,
+    plane_shape,
+)
+from pyrt.kernels import KERNELS, all_constants
+from pyrt.memory import DeviceArray
+
+SIZES = [0, 1, 2, 7, 8, 9, 31, 32, 33, 64, 65, 1000, 60000]
+
+
+def array(*shape, ld=None, dtype=np.float32):
+    """An array that is never read."""
+    return DeviceArray(None, 0, shape, np.dtype(dtype), ld or shape[-1])
+
+
+@pytest.mark.parametrize("version", GEMM_VERSIONS)
+def test_gemm_shape_covers_the_result(version):
+    tile = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}[version]
+    threads = {"naive": 256, "shared": 1024, "register": 64, "tiled": 128}[version]
+    for M, N in itertools.product(SIZES, SIZES):
+        grid, block = gemm_shape(version, M, N)
+        for blocks, size, side in zip(grid, (M, N), tile, strict=True):
+            assert blocks >= 1 and (blocks - 1) * side < max(size, 1) and blocks * side >= size
+        assert np.prod(block) == threads
+
+
+def test_other_shapes_are_valid_launches():
+    for rows, columns in itertools.product([*SIZES, 2**31 - 1], repeat=2):
+        for grid, block in (plane_shape(rows, columns), line_shape(rows), head_shape(rows)):
+            assert all(blocks >= 1 for blocks in grid) and np.prod(block) <= 1024
+            assert grid[0] < 2**31 and (len(grid) == 1 or grid[1] < 2**16)
+
+
+@pytest.mark.parametrize(
+    "columns, width, blocks", [(0, 1, 1), (1, 1, 1), (2, 2, 1), (3, 4, 1), (8, 8, 1), (9, 8, 2), (512, 8, 64)]
+)
+def test_column_sums_shape(columns, width, blocks):
+    assert column_sums_shape(columns) == ((blocks,), (width, 512 // width))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("pixel", [np.uint8, np.float32])
+def test_required_are_declared(dtype, activation, pixel):
+    for file, constants in Kernels.required(dtype, activation, pixel):
+        declared = all_constants((KERNELS / f"{file}.cu").read_text())
+        assert {name: str(value) for name, value in constants.items()} in declared
+
+
+def test_unknown_gemm():
+    with pytest.raises(ValueError, match="tiled, not 'fast'"):
+        Kernels(None, np.float32, "fast")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda k: k.gemm(array(2, 3), array(2, 4), array(5, 3)),
+        lambda k: k.gemm(array(2, 3), array(2, 4), array(4, 3), transpose_a=True),
+        lambda k: k.gemm(array(3, 2), array(2, 4), array(4, 3)),
+        lambda k: k.gemm(array(2, 3), array(2, 4), array(4, 3), C=array(3, 2)),
+        lambda k: k.bias_activation(array(2, 3), array(2), array(2, 3), "tanh"),
+        lambda k: k.bias_activation(array(2, 3), array(3), array(3, 2), "tanh"),
+        lambda k: k.bias_activation(array(2, 3, ld=4), array(3), array(2, 3), "tanh"),
+        lambda k: k.activation_backward(array(2, 3), array(2, 3), array(2, 4), "tanh"),
+        lambda k: k.head("softmax", array(2, 3), array(2), array(2), array(2, 3), array(2), 1.0),
+        lambda k: k.head("softmax", array(2, 3), array(3), array(3), array(2, 3), array(2), 1.0),
+        lambda k: k.column_sums(array(2, 3), array(2)),
+        lambda k: k.column_sums(array(6), array(6)),
+        lambda k: k.sgd(array(6), array(5), None, 0, 1.0, 0.0, 0.0),
+        lambda k: k.sgd(array(6), array(6), array(5), 0, 1.0, 0.0, 0.0),
+        lambda k: k.scale_pixels(array(2, 3), array(3, 3), 255.0),
+        lambda k: k.scale_pixels(array(4, 4), array(3, 3), 255.0),
+        lambda k: k.scale_pixels(array(4, 3), array(3, 3), 255.0, array(4)),
+    ],
+)
+def test_shapes_that_do_not_fit(call):
+    with pytest.raises(ValueError, match=r"\(\d+,"):
+        call(Kernels(None, np.float32))

@@ -1,0 +1,100 @@
+"""Compile every kernel for every architecture under every combination of its constants; needs nvcc, no GPU.
+
+    compile_kernels.py [FILE.cu ...]      all of kernels/ by default
+
+Warnings are errors, and so are registers spilled to memory. Prints a line per file; exits 1 if anything
+failed.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tabulate import tabulate
+
+from pyrt.kernels import KERNELS, all_constants, flatten, with_constants
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
+FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One file under one set of constants for one architecture."""
+
+    file: Path
+    variant: str
+    architecture: str
+    registers: int
+    spilled: int  # bytes stored and loaded
+    errors: str  # nvcc's words, empty where it succeeded
+
+
+def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Compiled:
+    source = with_constants(flatten(file, [KERNELS]), constants)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file.name
+        path.write_text(source)
+        command = ["nvcc", *FLAGS, f"-arch={architecture}", "-o", f"{path}.cubin", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    return Compiled(
+        file,
+        " ".join(f"{name}={value}" for name, value in constants.items()),
+        architecture,
+        max(map(int, re.findall(r"Used (\d+) registers", output)), default=0),
+        sum(map(int, re.findall(r"(\d+) bytes spill", output))),
+        "" if done.returncode == 0 else output.strip(),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    files = [Path(name).resolve() for name in arguments] or sorted(KERNELS.glob("*.cu"))
+    if not files:
+        print(f"kernels: error: no .cu file in {KERNELS}", file=sys.stderr)
+        return 1
+    jobs = [
+        (file, constants, architecture)
+        for file in files
+        for constants in all_constants(flatten(file, [KERNELS]))
+        for architecture in ARCHITECTURES
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = list(pool.map(lambda job: compile_one(*job), jobs))
+
+    rows = []
+    for file in files:
+        of_file = [result for result in results if result.file == file]
+        failed = sum(bool(result.errors) for result in of_file)
+        rows.append(
+            {
+                "file": file.name,
+                "variants": len({result.variant for result in of_file}),
+                "architectures": " ".join(ARCHITECTURES),
+                "registers": max(result.registers for result in of_file),
+                "spilled bytes": max(result.spilled for result in of_file),
+                "failed": f"{failed} of {len(of_file)}" if failed else "-",
+            }
+        )
+    print(tabulate(rows, headers="keys"))
+
+    bad = [result for result in results if result.errors or result.spilled]
+    shown = set()
+    for result in bad:
+        message = result.errors or f"{result.spilled} bytes of registers spilled to memory"
+        if (result.file, message) not in shown:  # the same words under other constants say nothing new
+            shown.add((result.file, message))
+            what = f"{result.file.name} {result.variant} {result.architecture}".replace("  ", " ")
+            print(f"\nkernels: error: {what}:\n{message}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""Train a fully connected network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
+
+The story of a run: start the job, read the options, run the pipeline (nn/run.py), say what came out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from pyrt.job import Job, run
+from pyrt.phases import Phases, process_start
+
+
+def main(job: Job) -> int:
+    """Exit code of one rank: 0, or 1 where the check failed."""
+    phases = Phases(process_start())
+    phases.charge("start Python and MPI", time.perf_counter())
+    with phases.phase("import packages"):
+        # Only now: NumPy's BLAS takes the number of threads that the job has set.
+        from nn import run as pipeline
+        from nn.console import Console
+        from nn.options import parse
+    with contextlib.ExitStack() as stack:
+        if job.rank > 0:  # only rank 0 prints
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        with job.together():
+            options = parse(sys.argv[1:])
+        console = Console(speaking=job.rank == 0)
+        report = pipeline.run(options, job, phases, console)
+        with job.together():
+            if job.rank == 0:
+                conclude(report, console)
+                if options.json is not None:
+                    report.write_json(options.json)
+    return 0 if report.passed else 1
+
+
+def conclude(report, console) -> None:  # type: ignore[no-untyped-def]
+    """Print the results, then where the time went."""
+    from nn.report import phase_table
+
+    if report.check is not None:
+        console.say(f"\n{report.check}")
+    console.say(f"\n{phase_table(report.phases)}\n")
+    if report.test is not None:
+        if report.options["evaluate"]:
+            console.say(report.test.table())
+        console.say(f"test precision {report.test.precision:.4f}")
+
+
+if __name__ == "__main__":
+    run(main)
