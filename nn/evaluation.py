@@ -92,14 +92,17 @@ class Evaluator:
         with self._phase:
             mine = [self._chunk(number, *rows) for number, rows in enumerate(self._chunks)]
             empty = np.empty((0, self._network.classes), self._host.dtype)
+            self._job.wait_for_all()
             parts = self._job.comm.gather(np.concatenate([empty, *mine]))
             return np.concatenate(parts) if parts is not None else None
 
     def scores(self) -> Scores:
         """The scores of the whole set, on every rank. Collective."""
         logits = self.logits()
-        scores = score(logits, self.labels, self._network.head) if logits is not None else None
-        return self._job.comm.bcast(scores)
+        with self._phase:
+            scores = score(logits, self.labels, self._network.head) if logits is not None else None
+            self._job.wait_for_all()
+            return self._job.comm.bcast(scores)
 
     def _chunk(self, number: int, start: int, stop: int) -> np.ndarray:
         rows, slot = stop - start, self._feed.slot(number)

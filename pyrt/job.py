@@ -36,6 +36,9 @@ _LAUNCHERS = (
 )
 """Where each launcher says how many ranks it started; the first that is there is the innermost."""
 
+_NAP = 100e-6
+"""Seconds that a waiting rank sleeps where ranks share cores."""
+
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -50,7 +53,8 @@ class Job:
     comm: MPI.Comm
     node: MPI.Comm
     library: str
-    threads: int
+    cores: float
+    """This rank's share of its node's cores; below 1 where ranks share cores."""
 
     @property
     def rank(self) -> int:
@@ -59,6 +63,18 @@ class Job:
     @property
     def size(self) -> int:
         return self.comm.size
+
+    @property
+    def threads(self) -> int:
+        """BLAS threads of this rank."""
+        return max(1, int(self.cores + 1e-9))
+
+    def pause(self) -> None:
+        """Between two looks at something that another rank, or MPI, must do first."""
+        if self.cores < 1:
+            time.sleep(_NAP)  # a yield alone leaves the rank that is waited for without its core for long
+        else:
+            os.sched_yield()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -78,10 +94,10 @@ class Job:
             raise AgreedError(messages[0])
 
     def wait_for_all(self) -> None:
-        """A barrier that leaves its core to others meanwhile, for long waits."""
+        """A barrier that leaves its core to ranks that still work, as MPI's own waits do not."""
         request = self.comm.Ibarrier()
         while not request.Test():
-            time.sleep(0.01)
+            self.pause()
 
 
 def run(main: Callable[[Job], int]) -> NoReturn:
@@ -123,10 +139,10 @@ def join() -> Job:
     library = _short_name(MPI.Get_library_version())
     _check_launcher(comm.size, library)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = _cores_share(node.allgather(sorted(os.sched_getaffinity(0))), node.rank)
+    job = Job(comm, node, library, cores_share(node.allgather(os.sched_getaffinity(0)), node.rank))
     for variable in _BLAS_VARIABLES:
-        os.environ.setdefault(variable, str(threads))
-    return Job(comm, node, library, threads)
+        os.environ.setdefault(variable, str(job.threads))
+    return job
 
 
 def _short_name(version: str) -> str:
@@ -154,10 +170,9 @@ def _launcher_rank() -> int:
     return next((int(os.environ[rank]) for _, rank, _ in _LAUNCHERS if rank in os.environ), 0)
 
 
-def _cores_share(affinities: list[list[int]], rank: int) -> int:
-    """BLAS threads for a rank: each core it may run on counts 1 / (ranks of the node that may use it)."""
-    share = sum(1 / sum(core in cores for cores in affinities) for core in affinities[rank])
-    return max(1, int(share + 1e-9))
+def cores_share(affinities: list[set[int]], rank: int) -> float:
+    """A rank's share of cores: each that it may run on counts 1 / (ranks of the node that may, too)."""
+    return sum(1 / sum(core in cores for cores in affinities) for core in affinities[rank])
 
 
 def _exit_with_error(program: str, error: UserError, printing: bool) -> NoReturn:

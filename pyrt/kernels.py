@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 
+from pyrt.cache import cache_folder
 from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle
 from pyrt.errors import UserError
 from pyrt.memory import DeviceArray
@@ -207,7 +207,7 @@ class KernelLibrary:
     ) -> None:
         self.driver = driver
         self.directories = list(directories)
-        self.cache_dir = cache_dir or str(Path(platformdirs.user_cache_dir("pyrt")) / "kernels")
+        self.cache_dir = cache_dir or str(cache_folder("kernels"))
         self._modules: dict[tuple[object, ...], _Module] = {}
 
     def source(self, file: str, constants: Constants) -> str:

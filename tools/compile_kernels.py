@@ -86,13 +86,13 @@ def main(arguments: list[str]) -> int:
     print(tabulate(rows, headers="keys"))
 
     bad = [result for result in results if result.errors or result.spilled]
-    shown = set()
-    for result in bad:
-        message = result.errors or f"{result.spilled} bytes of registers spilled to memory"
-        if (result.file, message) not in shown:  # the same words under other constants say nothing new
-            shown.add((result.file, message))
-            what = f"{result.file.name} {result.variant} {result.architecture}".replace("  ", " ")
-            print(f"\nkernels: error: {what}:\n{message}", file=sys.stderr)
+    for file in dict.fromkeys(
+        result.file for result in bad
+    ):  # the first of each file: the others say the same
+        first = next(result for result in bad if result.file == file)
+        what = " ".join(filter(None, (file.name, first.variant, first.architecture)))
+        message = first.errors or f"{first.spilled} bytes of registers spilled to memory"
+        print(f"\nkernels: error: {what}:\n{message}", file=sys.stderr)
     return 1 if bad else 0
 
 

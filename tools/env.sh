@@ -46,9 +46,9 @@ fi
 
 extras=()
 cuda=""
-if [[ $mode != lint ]] && has_driver; then
+if has_driver; then
     if command -v nvcc >/dev/null; then
-        extras+=(gpu)
+        [[ $mode == lint ]] || extras+=(gpu)
         cuda=$(nvcc --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
     else
         no_nvcc="there is an NVIDIA driver but no nvcc: without the CUDA toolkit the GPU is not used"
@@ -114,8 +114,8 @@ install() {  # GROUP: core, or an extra
     [[ $group != core ]] || names=()
     mapfile -t requirements < <(python3 tools/requirements.py "${names[@]}")
     [[ $group != gpu ]] || requirements+=("cuda-bindings==$cuda.*")
-    say "installing into .venv (once): ${requirements[*]%%[>=]*}"
-    python3 -m pip install --quiet --disable-pip-version-check "${requirements[@]}" >&2 ||
+    say "installing the $group packages of pyproject.toml into .venv (once)"
+    python3 -m pip install --no-user --quiet --disable-pip-version-check "${requirements[@]}" >&2 ||
         fail "pip could not install them: its own message is above"
     echo "$group" >>"$stamp"
 }

@@ -1,6 +1,5 @@
 """MNIST itself: four files, downloaded once into the user's cache directory from any mirror that works."""
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nn.data.files import shown
+from pyrt import cache
+from pyrt.cache import cache_folder
 from pyrt.errors import UserError
-
-CACHE_VARIABLE = "PYRT_CACHE_DIR"
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -42,7 +41,7 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
     import pooch  # only this data set needs it, and it takes a while
 
     pooch.get_logger().setLevel("ERROR")
-    folder = cache_folder(pooch.os_cache("pyrt"))
+    folder = cache_folder("mnist")
     downloader = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
     )
@@ -54,14 +53,9 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
         except OSError as error:
             raise UserError(
                 f"{shown(folder)}: cannot be used ({error.strerror or 'no permission'}): "
-                f"set {CACHE_VARIABLE} to a directory you may write to"
+                f"set {cache.VARIABLE} to a directory you may write to"
             ) from error
     return folder
-
-
-def cache_folder(default: Path) -> Path:
-    """Where the files are kept: mnist/ in $PYRT_CACHE_DIR where that is set, otherwise in ``default``."""
-    return Path(os.environ.get(CACHE_VARIABLE) or default).expanduser() / "mnist"
 
 
 def fetch_file(name: str, checksum: str, mirrors: deque[str], retrieve: Callable[..., str]) -> None:

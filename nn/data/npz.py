@@ -66,7 +66,7 @@ def read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int)
 
 
 def check_header(where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:
-    """Raise ``UserError`` unless the member's header agrees with its size, and that with the archive's."""
+    """Raise ``UserError`` unless the member's header agrees with its size, and the archive can hold it."""
     if info.compress_type not in RATIOS:
         raise UserError(f"{where} is packed in a way NumPy does not use: save it again with np.savez")
     try:
@@ -79,8 +79,7 @@ def check_header(where: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, si
         raise UserError(
             f"{where} holds Python objects, which are never unpickled: save it as an array of numbers"
         )
-    most = min(info.compress_size, size) * RATIOS[info.compress_type]
-    if promised != info.file_size or promised > most:
+    if promised != info.file_size or promised > size * RATIOS[info.compress_type]:
         raise UserError(
             f"{where}: the header promises {promised} bytes (shape {shape}), which the file does not hold: "
             "it is cut short or damaged; get it again"

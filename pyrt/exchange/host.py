@@ -12,8 +12,6 @@ rank, whatever order they arrive in.
 
 from __future__ import annotations
 
-import os
-
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, QueueWork, Setting
@@ -42,6 +40,7 @@ class HostExchange:
     def __init__(self, setting: Setting) -> None:
         self._driver = setting.driver
         self._streams = setting.streams
+        self._job = setting.job
         self._comm = setting.job.comm
         self._stages = [_Stage(setting, bucket) for bucket in setting.buckets]
         self._queued = self._posted = self._applied = 0
@@ -74,7 +73,7 @@ class HostExchange:
             with self._sum:
                 summed = self._poll()
                 while wait and not summed:
-                    os.sched_yield()  # ranks may share cores: let the one that is waited for run
+                    self._job.pause()
                     summed = self._poll()
             if not summed:
                 return

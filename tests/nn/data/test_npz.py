@@ -224,6 +224,17 @@ def test_any_damage_is_a_user_error_or_harmless(tmp_path, save_with):
     assert all(str(path) in message and "\n" not in message for message in messages)
 
 
+def test_file_without_permission(tmp_path, refused, monkeypatch):
+    path = save(tmp_path / "data.npz", **GOOD)
+
+    def deny(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("io.open", deny)  # root may read everything; this is what zipfile opens with
+    with refused(path, "Permission denied"):
+        npz.load(path)
+
+
 def test_a_directory_and_a_missing_file(tmp_path, refused):
     with refused(tmp_path, "not a file"):
         npz.load(tmp_path)
