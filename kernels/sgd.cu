@@ -6,8 +6,8 @@
 // g = gradient + decay p for the first `decayed` elements (weights), g = gradient for the rest (biases);
 // v = momentum v + g, p -= rate v; or, where velocity is null, p -= rate g.
 //
-// Blocks and grid of one dimension, any number of threads, no shared memory. One launch updates every
-// layer, since parameters, gradients and velocities lie flat, the decayed ones first.
+// Blocks and grid of one dimension, any number of threads, no shared memory. Parameters, gradients and
+// velocities lie flat, a layer's weights before its biases: a launch updates any stretch of one layer.
 extern "C" __global__ void sgd(int size, int decayed, real rate, real momentum, real decay,
                                const real *gradients, real *velocity, real *parameters)
 {

@@ -36,6 +36,11 @@ _LAUNCHERS = (
 )
 """Where each launcher says how many ranks it started; the first that is there is the innermost."""
 
+_TUNING = {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"}
+"""Settings for MPI that the user's own override. Open MPI's Iallreduce takes a binomial tree for fewer than
+four ranks, though its ring (1) is better from there on too: 1.63 MB on the host in four pieces, Open MPI
+5.0.7, 2, 3 and 4 ranks: tree 584, 965, 1173 us; ring 385, 529, 705 us. Other libraries do not read it."""
+
 _NAP = 100e-6
 """Seconds that a waiting rank sleeps where ranks share cores."""
 
@@ -128,6 +133,8 @@ def join() -> Job:
 
     Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to.
     """
+    for variable, value in _TUNING.items():
+        os.environ.setdefault(variable, value)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

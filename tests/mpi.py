@@ -1,4 +1,4 @@
-"""Commands under mpirun: how tests start whole jobs, with MPICH and with Open MPI."""
+"""Whole jobs under mpirun: how tests start them, with MPICH and with Open MPI."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 60.0
 """Seconds after which a job counts as hanging, on the slowest machine."""
 
-_OUTER_JOB = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "MPIR_", "MPI_LOCAL", "SLURM_")
-"""What tells a process that it is a rank already: not for the ranks of a job of its own."""
-
-_SETTINGS = {
-    # Open MPI refuses root, and more ranks than cores, unless told otherwise (4.x by OMPI_, 5.x by PRTE_ names).
+_OPEN_MPI = {
+    # It refuses root, and more ranks than cores, unless told otherwise (4.x by OMPI_, 5.x by PRTE_ names).
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_ALLOW_RUN_AS_ROOT": "1",
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # A single process needs no daemon of 4.x, which its PyPI package cannot find.
+    "OMPI_MCA_ess_singleton_isolated": "1",
 }
 
 
-def clean_environment(**extra: str) -> dict[str, str]:
-    """This process's environment without traces of a job around it, the project importable."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER_JOB)}
-    return {**kept, "PYTHONPATH": str(ROOT), **extra}
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child that imports the project and may use MPI, changed by ``extra``."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**_OPEN_MPI, **os.environ, "PYTHONPATH": path, **(extra or {})}
 
 
 def start(ranks: int, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """``mpirun -n ranks command...`` in the project's folder, its output in pipes, under way."""
+    """Start ``mpirun -n ranks command...`` in the project's folder, its output in pipes."""
     return subprocess.Popen(
         ["mpirun", "-n", str(ranks), *command],
         cwd=ROOT,
-        env=clean_environment(**_SETTINGS, **(env or {})),
+        env=environment(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -47,12 +46,12 @@ def start(ranks: int, *command: str, env: Mapping[str, str] | None = None) -> su
 
 
 def finish(job: subprocess.Popen[str], timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """Wait for a started job. Past the time it is killed, and TimeoutExpired says what it had printed."""
+    """Wait for a started job; one that does not end in time is killed and raises TimeoutExpired."""
     try:
         out, err = job.communicate(timeout=timeout)
     except BaseException:
         os.killpg(job.pid, signal.SIGKILL)
-        job.communicate()
+        job.wait()
         raise
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 

@@ -89,6 +89,7 @@ def main(arguments: list[str]) -> int:
     for file in dict.fromkeys(
         result.file for result in bad
     ):  # the first of each file: the others say the same
+        # The first of each file will do: the others mostly say the same.
         first = next(result for result in bad if result.file == file)
         what = " ".join(filter(None, (file.name, first.variant, first.architecture)))
         message = first.errors or f"{first.spilled} bytes of registers spilled to memory"

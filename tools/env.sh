@@ -109,19 +109,24 @@ key() {
 }
 
 install() {  # GROUP: core, or an extra
-    local group=$1 names=("$1") requirements
+    local group=$1 names=("$1") requirements nvcc=""
     ! has "$group" || return 0
     [[ $group != core ]] || names=()
     mapfile -t requirements < <(python3 tools/requirements.py "${names[@]}")
-    [[ $group != gpu ]] || requirements+=("cuda-bindings==$cuda.*")
+    if [[ $group == gpu ]]; then
+        requirements+=("cuda-bindings==$cuda.*")
+        # pycuda is built from source, and looks for CUDA beside the nvcc on PATH: that may be a link or a wrapper.
+        nvcc=$(nvcc --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=\(.*\)/\1\/bin:/p') || true
+    fi
     say "installing the $group packages of pyproject.toml into .venv (once)"
-    python3 -m pip install --no-user --quiet --disable-pip-version-check "${requirements[@]}" >&2 ||
+    PATH=$nvcc$PATH python3 -m pip install --no-user --quiet --disable-pip-version-check "${requirements[@]}" >&2 ||
         fail "pip could not install them: its own message is above"
     echo "$group" >>"$stamp"
 }
 
 use_venv() {
-    local path=$PATH group mpirun
+    local group mpirun
+    PATH=${PATH//"$PWD/.venv/bin:"/}  # where it is active: it cannot make itself anew
     if [[ -e .venv && ! -e $stamp ]]; then
         fail ".venv was not made by make: activate it once it has what pyproject.toml asks for, or move it away"
     fi
@@ -137,7 +142,7 @@ use_venv() {
         "$python" -m venv .venv || fail "$python -m venv failed: its own message is above"
         key >>"$stamp"
     fi
-    PATH=$PWD/.venv/bin:$path
+    PATH=$PWD/.venv/bin:$PATH
     for group in core "${extras[@]}"; do
         install "$group"
     done
@@ -159,7 +164,6 @@ use_venv() {
 # One set-up at a time in a clone; the lock goes with this shell's descriptor.
 exec 9<.
 ! command -v flock >/dev/null || flock 9
-unset PYTHONHOME
 if [[ $(dirname "$(command -v python3 || true)") -ef .venv/bin ]]; then
     why_not="the active .venv is out of date"
     use_venv

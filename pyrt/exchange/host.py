@@ -7,7 +7,8 @@
 
 MPI makes progress when it is called: at every ``ready``, and without pause in ``finish``. No device
 pointer reaches MPI, so this is safe on every MPI. Sums are posted and applied in bucket order on every
-rank, whatever order they arrive in.
+rank, whatever order they arrive in. A buffer of its own takes the sum: with MPI_IN_PLACE Open MPI falls
+back to a tree that takes twice as long (see ``_TUNING`` in pyrt/job.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class _Stage:
     def __init__(self, setting: Setting, bucket: Bucket) -> None:
         driver = setting.driver
         self.gradients = setting.gradients.rows(*bucket)
-        self.host = pinned(driver, self.gradients.shape, self.gradients.dtype)
+        self.mine = pinned(driver, self.gradients.shape, self.gradients.dtype)
+        self.summed = pinned(driver, self.gradients.shape, self.gradients.dtype)
         self.computed = driver.create_event(timing=False)
         self.downloaded = driver.create_event(timing=False)
         self.uploaded = driver.create_event(timing=False)
@@ -57,7 +59,7 @@ class HostExchange:
         driver.record(stage.computed, self._streams.compute)
         driver.wait(download, stage.computed)
         with self._down:
-            stage.gradients.queue_download(stage.host, download)
+            stage.gradients.queue_download(stage.mine, download)
         driver.record(stage.downloaded, download)
         self._queued += 1
         self._advance(wait=False)
@@ -86,7 +88,7 @@ class HostExchange:
             stage = self._stages[self._posted]
             if not self._driver.is_done(stage.downloaded):
                 break
-            stage.request = self._comm.Iallreduce(MPI.IN_PLACE, stage.host)
+            stage.request = self._comm.Iallreduce(stage.mine, stage.summed)
             self._posted += 1
         request = self._stages[self._applied].request
         return self._applied < self._posted and request is not None and request.Test()
@@ -94,7 +96,7 @@ class HostExchange:
     def _apply(self, stage: _Stage) -> None:
         upload, compute = self._streams.upload, self._streams.compute
         with self._up:
-            stage.gradients.queue_upload(stage.host, upload)
+            stage.gradients.queue_upload(stage.summed, upload)
         self._driver.record(stage.uploaded, upload)
         self._driver.wait(compute, stage.uploaded)
         with self._step:

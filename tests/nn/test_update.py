@@ -1,0 +1,83 @@
+"""nn/update.py: gradient descent with decay and momentum on the flat buffers, panel by panel."""
+
+import numpy as np
+import pytest
+
+from nn import plan
+from nn.network import Network
+from nn.plan import gradient_layout, panels
+from nn.update import SgdUpdate
+from pyrt.driver.cpu import CpuDriver
+from pyrt.memory import Arena, Layout
+
+NETWORK = Network((13, 7, 5, 3), "sigmoid", "softmax")
+RATE, REG, STEPS = 0.3, 0.05, 4
+
+
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.gpu)])
+def place(request, dtype):
+    """(driver, kernels); kernels is None where NumPy computes."""
+    if request.param == "numpy":
+        return CpuDriver(), None
+    return request.getfixturevalue("driver"), request.getfixturevalue("kernels")
+
+
+def random(rng):
+    return {name: rng.normal(0, 1, shape) for name, shape in NETWORK.shapes.items()}
+
+
+def descend(start, gradients, momentum):
+    """The same in NumPy, float64, array by array."""
+    p = {name: array.astype(float) for name, array in start.items()}
+    v = {name: np.zeros_like(array) for name, array in p.items()}
+    for gradient in gradients:
+        for name in p:
+            decay = REG * p[name] if name.startswith("W") else 0
+            v[name] = momentum * v[name] + gradient[name] + decay
+            p[name] = p[name] - RATE * v[name]
+    return p
+
+
+@pytest.mark.parametrize("panel_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
+    place, dtype, monkeypatch, momentum, panel_bytes
+):
+    monkeypatch.setattr(plan, "PANEL_BYTES", panel_bytes)
+    driver, kernels = place
+    rng = np.random.default_rng(0)
+    start, gradients = random(rng), [random(rng) for _ in range(STEPS)]
+    parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
+    parameters.set(start)
+    device_gradients = Arena(driver, gradient_layout(NETWORK, dtype.name))
+    velocity = Arena(driver, parameters.layout) if momentum else None
+    update = SgdUpdate(NETWORK, parameters, device_gradients, velocity, RATE, momentum, REG, kernels)
+    cuts = panels(NETWORK, device_gradients.layout)
+    assert len(cuts) == 3 or panel_bytes == 100
+    calls = [update.bind(*panel.bucket) for panel in cuts]
+    stream = driver.create_stream()
+    for gradient in gradients:
+        device_gradients.set({**gradient, "loss": np.ones(1)})
+        for call in calls:
+            call(stream)
+        driver.synchronize()
+    expected = descend(start, gradients, momentum)
+    for name, array in parameters.to_host().items():
+        np.testing.assert_allclose(array, expected[name], rtol=0, atol=32 * np.finfo(dtype).eps)
+    assert device_gradients["loss"].to_host()[0] == 1
+
+
+def test_padding_stays_zero():
+    """It takes part in the sums over ranks: it must never become a number that is not finite."""
+    driver = CpuDriver()
+    parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
+    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    parameters.set(random(np.random.default_rng(0)))
+    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None)
+    for panel in panels(NETWORK, gradients.layout):
+        update.bind(*panel.bucket)(None)
+    padding = np.ones(parameters.layout.size, bool)
+    for name in NETWORK.shapes:
+        padding[slice(*parameters.layout.span(name))] = False
+    assert padding.any()
+    assert not parameters.flat.to_host()[padding].any()
