@@ -11,9 +11,9 @@ from nn.network import Network
 from pyrt.exchange import Bucket
 from pyrt.memory import Layout
 
-PANEL_BYTES = 512 * 1024
-"""Gradients of a layer leave in row panels of about this size: smaller ones overlap better and cost more
-messages and thinner products."""
+PANEL_BYTES = 2 * 1024 * 1024
+"""Gradients of a layer leave in row panels of about this size: smaller ones can overlap more, but cost more
+messages, launches and thinner products. Measured in docs/measurements.md."""
 
 
 def share(samples: int, ranks: int, rank: int) -> tuple[int, int]:

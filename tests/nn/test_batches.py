@@ -12,9 +12,10 @@ def schedule(rows=20, samples=20, batch=6, epochs=3, shuffle=True, seed=7):
 
 def epochs(schedule):
     """All rows of each epoch, in order."""
-    batches = [schedule.rows(step).tolist() for step in range(schedule.steps)]
-    per_epoch = schedule.batches
-    return [sum(batches[first : first + per_epoch], []) for first in range(0, schedule.steps, per_epoch)]
+    rows = [[] for _ in range(schedule.epochs)]
+    for step in range(schedule.steps):
+        rows[schedule.epoch(step)] += schedule.rows(step).tolist()
+    return rows
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_buckets_cover_every_gradient_and_the_loss_once_and_overlap_nowhere(cut)
 
 
 def test_panels_cover_the_rows_of_each_layer_in_order_from_the_last_layer_to_the_first(cut):
-    network, layout, parts = cut
+    network, _, parts = cut
     assert [panel.layer for panel in parts] == sorted((panel.layer for panel in parts), reverse=True)
     for layer in network.layers:
         mine = [panel for panel in parts if panel.layer == layer]

@@ -1,0 +1,139 @@
+"""nn/files.py: what cannot be written is found before the run; a file is written whole or not at all."""
+
+import errno
+import os
+
+import pytest
+
+from nn.files import require_writable, write_whole
+from pyrt.errors import UserError
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Checks that ``--save path`` is refused in one line that names both, and that nothing changes."""
+
+    def check(path, *words):
+        before = contents(tmp_path)
+        with pytest.raises(UserError) as caught:
+            require_writable("--save", path)
+        message = str(caught.value)
+        assert message.startswith(f"--save {path}: ")
+        assert "\n" not in message and "None" not in message
+        assert all(word in message for word in words)
+        assert contents(tmp_path) == before
+
+    return check
+
+
+def test_a_new_file_is_writable_and_not_made(tmp_path):
+    require_writable("--save", tmp_path / "new.npz")
+    assert not contents(tmp_path)
+
+
+def test_an_existing_file_is_writable_and_left_alone(tmp_path):
+    (tmp_path / "old.npz").write_bytes(b"old")
+    require_writable("--save", tmp_path / "old.npz")
+    assert contents(tmp_path) == {"old.npz": b"old"}
+
+
+def test_a_name_without_a_folder_lies_in_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = type(tmp_path)("new.npz")
+    require_writable("--save", path)
+    write_whole("--save", path, lambda file: file.write(b"new"))
+    assert contents(tmp_path) == {"new.npz": b"new"}
+
+
+def test_a_folder(tmp_path, refused):
+    refused(tmp_path, "folder")
+
+
+def test_a_missing_folder_is_not_made(tmp_path, refused):
+    refused(tmp_path / "missing" / "new.npz", "folder", "missing")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_file_in_place_of_the_folder(tmp_path, refused):
+    (tmp_path / "file").write_bytes(b"old")
+    refused(tmp_path / "file" / "new.npz", "folder")
+
+
+def test_a_place_where_nobody_can_write(tmp_path, refused):
+    refused(type(tmp_path)("/proc/new.npz"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path, refused):
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o500)
+    refused(folder / "new.npz", "Permission denied")
+    folder.chmod(0o000)
+    refused(folder / "new.npz", "Permission denied")
+    folder.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_without_permission(tmp_path, refused):
+    (tmp_path / "old.npz").touch(mode=0o400)
+    refused(tmp_path / "old.npz", "Permission denied")
+
+
+def test_a_name_that_is_too_long(tmp_path, refused):
+    refused(tmp_path / ("a" * 300), "too long")
+
+
+def test_a_name_that_just_fits_can_be_written_too(tmp_path):
+    path = tmp_path / ("a" * 255)
+    require_writable("--save", path)
+    write_whole("--save", path, lambda file: file.write(b"new"))
+    assert contents(tmp_path) == {path.name: b"new"}
+
+
+def test_a_pipe_and_a_device_are_not_replaced_by_a_file(tmp_path, refused):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/null")
+    for name in ("pipe", "device"):
+        refused(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "device").is_char_device()
+
+
+def test_the_file_is_replaced_with_the_permissions_of_new_files(tmp_path):
+    (tmp_path / "file").write_bytes(b"something longer")
+    mask = os.umask(0o027)
+    try:
+        write_whole("--json", tmp_path / "file", lambda file: file.write(b"new"))
+    finally:
+        os.umask(mask)
+    assert contents(tmp_path) == {"file": b"new"}
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def write_half(error):
+    """A writer that fails in the middle."""
+
+    def write(file):
+        file.write(b"half")
+        file.flush()
+        raise error
+
+    return write
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(UserError, match=r"--json .*file: .*No space left"):
+        write_whole("--json", tmp_path / "file", write_half(full))
+    assert contents(tmp_path) == {"file": b"old"}
+
+
+def test_any_other_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(MemoryError):
+        write_whole("--json", tmp_path / "file", write_half(MemoryError()))
+    assert contents(tmp_path) == {"file": b"old"}

@@ -1,0 +1,188 @@
+"""nn/options.py: defaults, the command line, and one line for everything that makes no sense."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from nn.options import Options, parse
+from pyrt.errors import UserError
+
+COUNTS = ["batch", "samples", "print-every"]
+COUNTS_OR_ZERO = ["epochs", "seed"]
+POSITIVE = ["lr", "pixel-scale", "tolerance"]
+FRACTIONS = ["momentum", "val-fraction"]
+WORDS = ["activation", "head", "dtype", "device", "gemm", "exchange"]
+FILES = ["init", "save", "predictions", "json"]
+
+
+def refusal(*arguments):
+    """The message with which a command line is refused; it must be one line."""
+    with pytest.raises(UserError) as caught:
+        parse(arguments)
+    assert caught.value.code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def options_and(values, *groups):
+    return [(option, value) for group in groups for option in group for value in values]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *options_and(["", "x", "nan", "inf", "-inf", "-1"], COUNTS, COUNTS_OR_ZERO),
+        *options_and(["", "x", "nan", "inf", "-inf", "-1"], POSITIVE, FRACTIONS, ["reg"]),
+        *options_and(["1.5", "1e3", "0x10"], COUNTS, COUNTS_OR_ZERO),
+        *options_and(["0"], COUNTS, POSITIVE),
+        *options_and(["1", "1.5", "-0.1"], FRACTIONS),
+        *options_and(["", "x", "Sigmoid", "auto "], WORDS),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_with_its_option(option, value):
+    check = ["--check"] if option == "tolerance" else []
+    message = refusal(f"--{option}={value}", *check)
+    assert f"--{option}" in message
+    assert value in message
+    assert f"--{option}" in refusal(f"--{option}", value, *check)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", ",", "512,", ",512", "512,,256", "0", "512,0", "512,-1", "-1", "-1,512", "1.5", "x", "512;256"],
+)
+def test_hidden_layers_that_make_no_sense(value):
+    assert "--hidden" in refusal("--hidden", value)
+    assert "--hidden" in refusal(f"--hidden={value}")
+
+
+@pytest.mark.parametrize(
+    "option", [*COUNTS, *COUNTS_OR_ZERO, *POSITIVE, *FRACTIONS, *WORDS, *FILES, "hidden"]
+)
+def test_a_missing_value(option):
+    assert f"--{option}" in refusal(f"--{option}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["--nonsense=3"], "--nonsense"),
+        (["word"], "word"),
+        (["--epoch", "3"], "--epoch"),  # no abbreviations: a later option could make them ambiguous
+        (["--check=yes"], "--check"),
+        (["--two\nlines"], "lines"),
+    ],
+)
+def test_an_unknown_option(arguments, word):
+    assert word in refusal(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--evaluate"], ["--evaluate", "--init"]),
+        (["--evaluate", "--init", "a.npz", "--save", "b.npz"], ["--evaluate", "--save"]),
+        (["--evaluate", "--init", "a.npz", "--check"], ["--evaluate", "--check"]),
+        (["--predictions", "labels"], ["--predictions", "--evaluate"]),
+        (["--init", "a.npz", "--predictions", "labels"], ["--predictions", "--evaluate"]),
+        (["--tolerance", "1e-3"], ["--tolerance", "--check"]),
+    ],
+)
+def test_options_that_do_not_go_together(arguments, words):
+    message = refusal(*arguments)
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("momentum", "0"),
+        ("reg", "0"),
+        ("val-fraction", "0"),
+        ("epochs", "0"),
+        ("seed", "0"),
+        ("batch", "1"),
+        ("lr", "1e-30"),
+        ("momentum", "0.999"),
+    ],
+)
+def test_values_at_the_limits_are_taken(option, value):
+    assert getattr(parse([f"--{option}", value]), option.replace("-", "_")) == float(value)
+
+
+def test_the_defaults_are_those_of_the_issue():
+    options = parse([])
+    assert options == Options()
+    assert (options.hidden, options.activation, options.head) == ((512,), "sigmoid", "softmax")
+    assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0, 3000, 0.1)
+    assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
+    assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "host")
+    assert options.shuffle and not options.share_gpus and not options.check
+    assert [parse(["--dtype", dtype]).check_tolerance for dtype in ("float32", "float64")] == [1e-4, 1e-11]
+
+
+def test_a_command_line_fills_every_option():
+    line = (
+        "--hidden 512,256 --activation tanh --head sigmoid --reg 0.5 --batch 7 --epochs 3 --lr 0.25 "
+        "--momentum 0.9 --dtype float64 --device cpu --share-gpus --data folder --samples 9 --no-shuffle "
+        "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
+        "--gemm naive --exchange blocking --print-every 2 --profile --json c.json"
+    )
+    options = parse(line.split())
+    assert options == Options(
+        hidden=(512, 256),
+        activation="tanh",
+        head="sigmoid",
+        reg=0.5,
+        batch=7,
+        epochs=3,
+        lr=0.25,
+        momentum=0.9,
+        dtype="float64",
+        device="cpu",
+        share_gpus=True,
+        data="folder",
+        samples=9,
+        val_fraction=0.2,
+        shuffle=False,
+        seed=4,
+        pixel_scale=1.0,
+        init=Path("a.npz"),
+        save=Path("b.npz"),
+        check=True,
+        tolerance=1e-3,
+        gemm="naive",
+        exchange="blocking",
+        print_every=2,
+        profile=True,
+        json=Path("c.json"),
+    )
+    assert options.check_tolerance == 1e-3
+    evaluation = parse(["--evaluate", "--init", "a.npz", "--predictions", "labels"])
+    assert (evaluation.evaluate, evaluation.predictions) == (True, Path("labels"))
+
+
+def test_all_options_go_into_json():
+    options = parse(["--save", "b.npz", "--hidden", "512,256"])
+    written = json.loads(json.dumps(options.as_json()))
+    assert written.keys() == {field.name for field in dataclasses.fields(Options)}
+    assert (written["save"], written["hidden"], written["samples"]) == ("b.npz", [512, 256], None)
+
+
+def test_in_process_the_same_values_are_refused():
+    for values in ({"lr": math.nan}, {"batch": 0}, {"hidden": ()}, {"activation": "x"}, {"evaluate": True}):
+        with pytest.raises(UserError, match=f"--{next(iter(values))}"):
+            Options(**values)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    text = capsys.readouterr().out
+    assert not ended.value.code
+    for field in dataclasses.fields(Options):
+        assert f"--{field.name.replace('_', '-')}" in text

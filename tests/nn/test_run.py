@@ -1,0 +1,357 @@
+"""nn/run.py: whole runs in process, on one rank and on several, against the reference and plain loops."""
+
+import dataclasses
+import faulthandler
+
+import numpy as np
+import pytest
+
+from nn import data, parameters, plan, reference
+from nn.console import Console
+from nn.network import Network
+from nn.options import Options
+from nn.run import run
+from nn.training import Diverged
+from pyrt import devices
+from pyrt.errors import UserError
+from pyrt.job import join
+
+SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
+"""A quick run: it tells a wrong gradient, decay or batch from rounding, and is short enough not to be chaotic."""
+
+
+@pytest.fixture(autouse=True)
+def watchdog():
+    """A rank that waits for another for ever ends here, with its traceback, and mpirun ends the others."""
+    faulthandler.dump_traceback_later(300, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """One folder for all ranks."""
+    return join().comm.bcast(tmp_path)
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Makes an .npz of random images of 3 x 4 pixels in three classes, with or without a test set."""
+
+    def make(training=50, test=0, dtype=np.uint8):
+        rng = np.random.default_rng(0)
+        arrays = {}
+        for name, count in (("train", training), ("test", test)):
+            if count:
+                arrays[f"x_{name}"] = rng.integers(0, 256, (count, 3, 4)).astype(dtype)
+                arrays[f"y_{name}"] = np.arange(count) % 3
+        np.savez(tmp_path / "digits.npz", **arrays)
+        return str(tmp_path / "digits.npz")
+
+    return make
+
+
+def using(options=SMALL, **changes):
+    return dataclasses.replace(options, **changes)
+
+
+def saved(path):
+    """The parameters in a file, bit by bit."""
+    with np.load(path) as file:
+        return {name: (file[name].dtype.str, file[name].tobytes()) for name in file.files if name != "run"}
+
+
+# one rank
+
+
+def test_the_trained_weights_are_those_of_a_loop_written_out(tmp_path):
+    """No batches, split or step of nn's own: only the data and the equations."""
+    options = using(
+        samples=70, batch=30, momentum=0.8, shuffle=False, dtype="float64", save=tmp_path / "w.npz"
+    )
+    run(options)
+    digits = data.load("embedded")
+    start = parameters.initial(Network((784, 9, 10), "sigmoid", "softmax"), "float64", options.seed)
+    slices = [slice(0, 30), slice(30, 60), slice(60, 70)] * 2
+    batches = [(digits.images[rows] / 255.0, digits.labels[rows]) for rows in slices]
+    expected = reference.train(start, batches, "sigmoid", "softmax", reg=0.01, rate=0.5, momentum=0.8)
+    with np.load(options.save) as trained:
+        for name, array in expected.items():
+            np.testing.assert_allclose(trained[name], array, rtol=0, atol=1e-12 * np.abs(array).max())
+
+
+def test_a_small_run_learns():
+    report = run(Options(hidden=(32,), epochs=3, batch=100, lr=0.5, device="cpu"))
+    losses = [epoch.loss for epoch in report.epochs]
+    assert losses == sorted(losses, reverse=True)
+    assert report.epochs[0].validation_precision < report.epochs[-1].validation_precision
+    assert report.test.precision > 0.7
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(digits):
+    """Without a step that changes anything: the loss of the initial weights, batches short or full."""
+    options = using(data=digits(), lr=1e-30, dtype="float64", epochs=1)
+    images = data.load(options.data).images / 255
+    start = parameters.initial(Network((12, 9, 3), "sigmoid", "softmax"), "float64", 0)
+    _, logits = reference.forward(start, images, "sigmoid")
+    expected = reference.losses(logits, np.arange(50) % 3, "softmax").mean()
+    assert run(options).epochs[0].loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_no_epochs_score_and_save_the_initial_weights(tmp_path):
+    report = run(using(epochs=0, save=tmp_path / "w.npz"))
+    start = parameters.initial(Network((784, 9, 10), "sigmoid", "softmax"), "float32", 0)
+    assert report.epochs == []
+    assert report.test.samples == 1000
+    assert saved(tmp_path / "w.npz") == {name: (a.dtype.str, a.tobytes()) for name, a in start.items()}
+
+
+@pytest.mark.parametrize(("fraction", "test"), [(0.0, 0), (0.2, 0), (0.0, 7), (0.2, 7)])
+def test_precisions_are_there_for_the_sets_that_are_there(digits, fraction, test):
+    report = run(using(data=digits(test=test), val_fraction=fraction))
+    assert all((epoch.validation_precision is not None) == (fraction > 0) for epoch in report.epochs)
+    assert (report.test is not None) == (test > 0)
+
+
+def test_the_validation_set_is_the_end_of_the_training_set(digits):
+    """Of 50 images the last 10: shuffled, or with fewer samples, too."""
+    source = digits()
+    report = run(using(data=source, val_fraction=0.2, samples=11, epochs=1, lr=1e-30))
+    held_out = data.load(source)
+    start = parameters.initial(Network((12, 9, 3), "sigmoid", "softmax"), "float64", 0)
+    _, logits = reference.forward(start, held_out.images[40:] / 255, "sigmoid")
+    expected = (logits.argmax(axis=1) == held_out.labels[40:]).mean()
+    assert report.epochs[0].validation_precision == pytest.approx(expected)
+
+
+def test_evaluate_scores_as_the_training_run_did_and_writes_the_labels(tmp_path):
+    weights, labels = tmp_path / "w.npz", tmp_path / "labels"
+    trained = run(using(save=weights, head="sigmoid"))
+    evaluated = run(using(evaluate=True, init=weights, predictions=labels, head="sigmoid"))
+    assert evaluated.test == trained.test
+    assert evaluated.epochs == []
+    digits = data.load("embedded")
+    with np.load(weights) as file:
+        arrays = {name: file[name] for name in file.files if name != "run"}
+    _, logits = reference.forward(arrays, digits.test_images / np.float32(255), "sigmoid")
+    written = [int(line) for line in labels.read_text().splitlines()]
+    assert written == logits.argmax(axis=1).tolist()
+    assert np.mean(written == digits.test_labels) == pytest.approx(evaluated.test.precision)
+
+
+def test_init_goes_on_where_save_left_off(tmp_path):
+    run(using(epochs=1, shuffle=False, save=tmp_path / "one.npz"))
+    run(using(epochs=1, shuffle=False, init=tmp_path / "one.npz", save=tmp_path / "two.npz"))
+    run(using(epochs=2, shuffle=False, save=tmp_path / "both.npz"))
+    assert saved(tmp_path / "two.npz") == saved(tmp_path / "both.npz")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_check_passes_on_images_of_floats_too(digits, dtype):
+    report = run(using(data=digits(test=9, dtype=np.float32), dtype=dtype, check=True, pixel_scale=3.0))
+    assert report.passed, str(report.check)
+
+
+def test_check_fails_past_the_tolerance():
+    report = run(using(check=True, tolerance=1e-30, samples=40))
+    assert not report.passed
+
+
+def test_raw_pixels_are_the_same_network_with_scaled_weights(tmp_path, digits):
+    """W1 / 255 on pixels as they are computes what W1 does on scaled ones."""
+    source, init = digits(test=9), tmp_path / "w.npz"
+    scaled = parameters.initial(Network((12, 9, 3), "sigmoid", "softmax"), "float64", 0)
+    np.savez(init, **scaled)
+    scores = run(using(data=source, evaluate=True, init=init, dtype="float64")).test
+    np.savez(init, **{**scaled, "W1": scaled["W1"] / 255})
+    raw = run(using(data=source, evaluate=True, init=init, dtype="float64", pixel_scale=1.0)).test
+    assert raw.loss == pytest.approx(scores.loss, rel=1e-12)
+
+
+def test_steps_are_printed_as_often_as_asked(capsys, digits):
+    run(using(data=digits(), epochs=3, print_every=2), console=Console(speaking=True))
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line.split() for line in lines if line.startswith("step")]
+    assert [(words[1], words[3]) for words in steps] == [("2", "1"), ("4", "2"), ("6", "2"), ("8", "3")]
+    assert sum(line.startswith("epoch") for line in lines) == 3
+
+
+def test_without_a_console_nothing_is_printed(capsys, digits):
+    run(using(data=digits(test=3), print_every=1))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_batch_larger_than_the_set_is_one_batch_and_says_so(capsys, digits):
+    run(using(data=digits(), batch=51, print_every=1), console=Console(speaking=True))
+    text = capsys.readouterr().out
+    assert "--batch 51 is more than the training set" in text
+    assert text.count("\nstep") == 2
+
+
+@pytest.mark.filterwarnings("error")  # a warning of NumPy's would be a second line, of every rank
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rate", [1e30, 1e300])
+def test_a_run_that_diverges_stops_with_epoch_and_step_and_overwrites_nothing(tmp_path, digits, dtype, rate):
+    save, report = tmp_path / "w.npz", tmp_path / "report.json"
+    save.write_bytes(b"old")
+    options = using(
+        data=digits(test=9), dtype=dtype, lr=rate, epochs=50, activation="relu", save=save, json=report
+    )
+    with pytest.raises(Diverged, match=r"epoch \d+, step [123]\b") as caught:
+        run(options)
+    assert caught.value.code == 1
+    assert save.read_bytes() == b"old" and not report.exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_that_the_last_step_made_useless_are_not_saved(tmp_path, digits):
+    """The loss of each step is that of the weights before it."""
+    save = tmp_path / "w.npz"
+    with pytest.raises(Diverged):
+        run(using(data=digits(), lr=1e300, dtype="float32", epochs=1, batch=50, save=save))
+    assert not save.exists()
+
+
+@pytest.mark.parametrize("option", ["save", "json"])
+def test_what_cannot_be_written_is_found_before_anything_is_read(tmp_path, option):
+    with pytest.raises(UserError, match=f"--{option} "):
+        run(using(data="missing.npz", **{option: tmp_path / "missing" / "file"}))
+
+
+def test_predictions_that_cannot_be_written_are_found_before_anything_is_read(tmp_path):
+    with pytest.raises(UserError, match=r"--predictions "):
+        run(using(data="missing.npz", evaluate=True, init=tmp_path / "missing.npz", predictions=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": (8,)}, "W1 of shape (9, 784)"),
+        ({"hidden": (9, 9)}, "W2 of shape (10, 9)"),
+        ({"init": "missing.npz"}, "missing.npz"),
+    ],
+)
+def test_parameters_of_another_network(tmp_path, changes, words):
+    run(using(epochs=0, save=tmp_path / "w.npz"))
+    changes = {"init": "w.npz", **changes}
+    with pytest.raises(UserError) as caught:
+        run(using(**{**changes, "init": tmp_path / changes["init"]}))
+    assert "--init" in str(caught.value) and words in str(caught.value)
+
+
+def test_evaluate_without_a_test_set(tmp_path, digits):
+    with pytest.raises(UserError, match=r"--evaluate.*no test images"):
+        run(using(data=digits(), evaluate=True, init=tmp_path / "w.npz"))
+
+
+def test_a_network_too_large_for_the_kernels():
+    with pytest.raises(UserError, match="--hidden"):
+        run(using(hidden=(10**9,)))
+
+
+def test_samples_beyond_all_memory():
+    with pytest.raises(UserError, match="--samples"):
+        run(using(samples=10**15))
+
+
+def test_cuda_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(devices, "_visible_gpus", lambda: ([], "no GPU here"))
+    with pytest.raises(UserError, match=r"--device cuda: no GPU here.*--device cpu"):
+        run(using(device="cuda"))
+    assert run(using(device="auto", epochs=0)).environment["device"] == "cpu"
+
+
+# several ranks
+
+CASES = {
+    "ragged last batch": {"samples": 110, "batch": 50},
+    "uneven split": {"samples": 17, "batch": 7, "activation": "tanh", "momentum": 0.9},
+    "ranks without samples": {"samples": 7, "batch": 3, "activation": "relu"},
+    "one sample": {"samples": 1, "epochs": 3},
+    "deep": {"hidden": (14, 11, 8), "samples": 60, "activation": "tanh", "momentum": 0.5, "head": "sigmoid"},
+    "repeated samples": {"data": "digits", "samples": 120, "batch": 50, "momentum": 0.9, "head": "sigmoid"},
+    "in order": {"samples": 50, "shuffle": False, "activation": "relu", "val_fraction": 0.1},
+}
+
+
+def differ_from_the_reference(digits, monkeypatch, changes):
+    """The cases whose parameters end further from the reference than --check allows."""
+    failed = []
+    source = join().comm.bcast(digits(test=2))
+    for panel_bytes in (plan.PANEL_BYTES, 300):  # a bucket a layer, or panels of a few rows
+        monkeypatch.setattr(plan, "PANEL_BYTES", panel_bytes)
+        for name, case in CASES.items():
+            for dtype in ("float32", "float64"):
+                options = using(check=True, dtype=dtype, **{**case, **changes})
+                if options.data == "digits":
+                    options = using(options, data=source)
+                report = run(options)
+                if not report.passed:
+                    failed.append(f"{name}, {dtype}, panels of {panel_bytes} bytes:\n{report.check}")
+    return failed
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("exchange", ["host", "blocking"])
+def test_ranks_train_the_network_of_the_reference(digits, monkeypatch, exchange):
+    assert not differ_from_the_reference(digits, monkeypatch, {"exchange": exchange})
+
+
+@pytest.mark.gpu
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("exchange", ["host", "blocking"])
+def test_gpus_train_the_network_of_the_reference(digits, monkeypatch, exchange):
+    changes = {"exchange": exchange, "device": "cuda", "share_gpus": True}
+    assert not differ_from_the_reference(digits, monkeypatch, changes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gemm", ["naive", "shared", "register", "tiled"])
+def test_every_gemm_trains_the_network_of_the_reference(gemm):
+    assert run(using(device="cuda", gemm=gemm, check=True, samples=110)).passed
+
+
+@pytest.mark.parallel([4])
+def test_more_ranks_than_samples_evaluate_as_one_does(digits, shared):
+    """A test set of 2 and a validation set of 3 on 4 ranks: every rank has the scores of all samples."""
+    options = using(
+        data=join().comm.bcast(digits(training=30, test=2)),
+        batch=3,
+        val_fraction=0.1,
+        dtype="float64",
+        save=shared / "w.npz",
+    )
+    trained = run(options)
+    evaluated = run(
+        using(options, save=None, evaluate=True, init=shared / "w.npz", predictions=shared / "labels")
+    )
+    with np.load(shared / "w.npz") as file:
+        weights = {name: file[name] for name in file.files if name != "run"}
+    found = data.load(options.data)
+
+    def precision(images, labels):
+        _, logits = reference.forward(weights, images / 255, "sigmoid")
+        return (logits.argmax(axis=1) == labels).mean(), reference.losses(logits, labels, "softmax").mean()
+
+    expected = precision(found.test_images, found.test_labels)
+    assert (trained.test.precision, trained.test.loss) == pytest.approx(expected)
+    assert evaluated.test == trained.test
+    assert evaluated.test.samples == 2 and len((shared / "labels").read_text().splitlines()) == 2
+    expected, _ = precision(found.images[27:], found.labels[27:])
+    assert trained.epochs[-1].validation_precision == pytest.approx(expected)
+
+
+@pytest.mark.parallel([3])
+def test_all_ranks_raise_what_one_finds(tmp_path, digits):
+    """Rank 0 alone reads and writes files; each of these raises on every rank, and the job goes on."""
+    source = join().comm.bcast(digits())
+    for changes, error in [
+        ({"save": tmp_path / "missing" / "w.npz"}, "--save"),
+        ({"data": str(tmp_path / "missing.npz")}, "missing.npz"),
+        ({"init": tmp_path / "missing.npz"}, "--init"),
+        ({"evaluate": True, "init": tmp_path / "missing.npz", "data": source}, "--evaluate"),
+        ({"lr": 1e300, "epochs": 9, "data": source}, "epoch"),
+    ]:
+        with pytest.raises(UserError, match=error):
+            run(using(**changes))
+    assert run(using(data=source)).epochs
