@@ -5,6 +5,7 @@ Tests that use ``driver`` are marked ``gpu`` by that; where there is no GPU they
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,11 @@ import pytest
 from nn.launches import Kernels
 from pyrt.driver import Driver
 from pyrt.kernels import KernelLibrary
+
+# MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
+# with which every mpiexec that a test starts would end at once.
+for _variable in ("OMPI_MCA_ess", "OMPI_MCA_pmix"):
+    os.unsetenv(_variable)
 
 
 def no_gpu() -> str:

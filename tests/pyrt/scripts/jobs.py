@@ -1,0 +1,88 @@
+"""Jobs for test_job.py to start under mpirun: ``jobs.py NAME [FOLDER]`` runs the main of that name."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from pyrt.errors import UserError
+from pyrt.job import Job, run
+
+
+def describe(job: Job) -> int:
+    """Rank 0 prints what each rank found of its job, and whether the slow last rank was waited for."""
+    numpy_loaded = "numpy" in sys.modules
+    folder = Path(sys.argv[2])
+    if job.rank == job.size - 1:
+        time.sleep(0.3)
+        (folder / "late").touch()
+    job.wait_for_all()
+    found = {
+        "place": [job.rank, job.size, job.node.rank, job.node.size],
+        "library": job.library,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": job.threads,
+        "blas": [os.environ[name] for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")],
+        "numpy loaded": numpy_loaded,
+        "waited": (folder / "late").exists(),
+    }
+    everything = job.comm.gather(found)
+    if job.rank == 0:
+        print(json.dumps(everything))
+    return 0
+
+
+def code_of_its_own(job: Job) -> int:
+    return 3
+
+
+def agreed_error(job: Job) -> int:
+    """The last two ranks raise; all have passed one collective block and are in an outer one."""
+    with job.together():
+        pass
+    with job.together(), job.together():
+        if job.rank >= job.size - 2:
+            raise UserError(f"rank {job.rank} finds a mistake: correct it")
+    return 0
+
+
+def unagreed_error(job: Job) -> int:
+    if job.rank == 1:
+        raise UserError("only rank 1 finds a mistake: correct it")
+    job.comm.Barrier()
+    return 0
+
+
+def failure_first(job: Job) -> int:
+    """A bug on one rank, before anything collective."""
+    if job.rank == 1:
+        raise ValueError("a bug on one rank")
+    job.comm.Barrier()
+    return 0
+
+
+def failure_later(job: Job) -> int:
+    """A bug on one rank, in the middle of a collective block that the others wait in."""
+    job.comm.Barrier()
+    with job.together():
+        if job.rank == 1:
+            raise ValueError("a bug on one rank")
+    return 0
+
+
+def endless(job: Job) -> int:
+    """Say which process each rank is, then wait inside MPI for a message that nobody sends."""
+    folder = Path(sys.argv[2])
+    unfinished = folder / f"unfinished-{job.rank}"
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(folder / f"rank-{job.rank}")
+    if job.rank == 0:
+        job.comm.recv(source=1)
+    job.comm.Barrier()
+    return 0
+
+
+run(globals()[sys.argv[1]])

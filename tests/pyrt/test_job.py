@@ -1,0 +1,189 @@
+"""A job starts, agrees on errors, takes signals and ends as one: whole jobs of scripts/jobs.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyrt.job import cores_share
+from tests import mpi
+
+JOBS = str(Path(__file__).parent / "scripts" / "jobs.py")
+# Keeps the exit code of the rank that it wraps, and outlives the signals that mpirun gives to both.
+RECORD = 'trap : INT TERM; "$@"; code=$?; echo $code >>"$CODES"; exit $code'
+PATIENCE = 30.0
+"""Seconds in which a job that must end has ended; MPI's own ways of ending ranks take up to some 5."""
+
+
+def start(ranks: int, name: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a main of scripts/jobs.py; each rank's exit code becomes a line of ``folder / "codes"``."""
+    command = ["sh", "-c", RECORD, "sh", sys.executable, JOBS, name, str(folder)]
+    return mpi.start(ranks, *command, env={"CODES": str(folder / "codes")})
+
+
+def end(job: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    return mpi.finish(job, PATIENCE)
+
+
+def exit_codes(folder: Path) -> list[int]:
+    """Codes with which ranks ended, the first to end first; mpirun may have killed the recorders of later ones."""
+    return [int(line) for line in (folder / "codes").read_text().split()]
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
+
+
+class TestStart:
+    def test_each_rank_knows_its_place_and_bounds_blas_before_numpy_loads(self, tmp_path: Path) -> None:
+        # MKL_NUM_THREADS is the user's own setting; it is kept.
+        unset = ["env", "-u", "OPENBLAS_NUM_THREADS", "-u", "OMP_NUM_THREADS", "MKL_NUM_THREADS=7"]
+        done = mpi.mpirun(3, *unset, sys.executable, JOBS, "describe", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        ranks = json.loads(done.stdout)
+        assert [rank["place"] for rank in ranks] == [[0, 3, 0, 3], [1, 3, 1, 3], [2, 3, 2, 3]]
+        for rank in ranks:
+            assert not rank["numpy loaded"]
+            assert 1 <= rank["threads"] <= rank["cores"]
+            assert rank["blas"] == [str(rank["threads"])] * 2 + ["7"]
+            assert rank["library"].startswith(("MPICH ", "Open MPI v", "Intel"))
+            assert rank["waited"], "wait_for_all did not wait for the last rank"
+        if ranks[0]["cores"] == ranks[2]["cores"]:  # else mpirun has bound each rank to cores of its own
+            assert ranks[0]["threads"] == max(1, ranks[0]["cores"] // 3) or ranks[0]["cores"] < 3
+
+    def test_importing_job_loads_neither_numpy_nor_mpi(self) -> None:
+        code = "import sys, pyrt.job; assert not {'numpy', 'mpi4py.MPI'} & set(sys.modules)"
+        subprocess.run([sys.executable, "-c", code], env=mpi.environment(), check=True, timeout=mpi.TIMEOUT)
+
+    @pytest.mark.parametrize(
+        ("affinities", "shares"),
+        [
+            pytest.param([{0, 1, 2, 3}], [4], id="one rank has all cores"),
+            pytest.param([{0, 1, 2, 3}] * 2, [2, 2], id="two ranks share all cores"),
+            pytest.param([{0, 1}] * 4, [0.5] * 4, id="more ranks than cores"),
+            pytest.param([{0, 1}, {2}], [2, 1], id="bound to cores of their own"),
+            pytest.param([{0, 1, 2}, {2}], [2.5, 0.5], id="one core in common"),
+        ],
+    )
+    def test_cores_are_shared_among_the_ranks_that_may_use_them(
+        self, affinities: list[set[int]], shares: list[float]
+    ) -> None:
+        assert [cores_share(affinities, rank) for rank in range(len(affinities))] == pytest.approx(shares)
+
+
+class TestForeignLauncher:
+    """An mpirun of one MPI with the library of another starts N jobs of one rank each."""
+
+    @pytest.mark.parametrize(
+        ("size", "rank", "launcher"),
+        [
+            ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI"),
+            ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "Slurm"),
+        ],
+    )
+    def test_it_is_named_in_one_line_by_one_of_its_ranks(self, size: str, rank: str, launcher: str) -> None:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, JOBS, "code_of_its_own"],
+                env=mpi.environment({size: "2", rank: str(number)}),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        errors = [process.communicate(timeout=mpi.TIMEOUT)[1] for process in ranks]
+        assert [process.returncode for process in ranks] == [2, 2]
+        assert errors[0].startswith(f"jobs.py: error: mpirun ({launcher}) started 2 ranks, but the MPI library")
+        assert errors[0].count("\n") == 1
+        assert errors[1] == ""
+
+
+class TestEnd:
+    def test_the_value_of_main_is_the_exit_code(self, tmp_path: Path) -> None:
+        done = end(start(2, "code_of_its_own", tmp_path))
+        assert done.returncode == 3
+        assert set(exit_codes(tmp_path)) == {3}
+
+    def test_an_agreed_error_is_printed_once_and_ends_all_ranks_with_2(self, tmp_path: Path) -> None:
+        done = end(start(3, "agreed_error", tmp_path))
+        assert done.returncode == 2
+        assert set(exit_codes(tmp_path)) == {2}
+        ours = [line for line in done.stderr.splitlines() if "jobs.py" in line]
+        assert ours == ["jobs.py: error: rank 1 finds a mistake: correct it"]
+        assert "Traceback" not in done.stderr
+
+    def test_an_error_that_one_rank_alone_knows_ends_the_job(self, tmp_path: Path) -> None:
+        done = end(start(2, "unagreed_error", tmp_path))
+        assert done.returncode != 0
+        assert done.stderr.count("jobs.py: error: only rank 1 finds a mistake: correct it\n") == 1
+        assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("name", ["failure_first", "failure_later"])
+    def test_an_exception_on_one_rank_shows_its_traceback_and_ends_the_job(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        done = end(start(3, name, tmp_path))
+        assert done.returncode != 0
+        assert "jobs.py: rank 1 of 3 failed:\nTraceback" in done.stderr
+        assert "ValueError: a bug on one rank" in done.stderr
+        assert done.stderr.count("Traceback") == 1
+
+
+class TestSignals:
+    """All ranks wait inside MPI, where Python runs no signal handler."""
+
+    @pytest.fixture
+    def waiting(self, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+        """A job of three ranks that would wait for ever, and their processes."""
+        job = start(3, "endless", tmp_path)
+        files = [tmp_path / f"rank-{rank}" for rank in range(3)]
+        wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None, "ranks to start")
+        assert job.poll() is None, end(job).stderr
+        time.sleep(0.2)  # most likely they are inside MPI by now; before it the signal must do the same
+        return job, [int(file.read_text()) for file in files]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_signal_to_one_rank_ends_the_job(
+        self, waiting: tuple[subprocess.Popen[str], list[int]], number: int, rank: int, tmp_path: Path
+    ) -> None:
+        job, pids = waiting
+        os.kill(pids[rank], number)
+        done = end(job)
+        assert done.returncode != 0
+        assert exit_codes(tmp_path)[0] == 128 + number
+        if rank == 0:
+            assert f"jobs.py: stopped by {signal.Signals(number).name}\n" in done.stderr
+        assert "Traceback" not in done.stderr
+        wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_to_mpirun_ends_the_job(
+        self, waiting: tuple[subprocess.Popen[str], list[int]], number: int, tmp_path: Path
+    ) -> None:
+        job, pids = waiting
+        os.kill(job.pid, number)
+        done = end(job)
+        assert done.returncode != 0
+        assert set(exit_codes(tmp_path)) <= {130, 143}  # Open MPI gives ranks SIGTERM whatever it was given
+        assert "Traceback" not in done.stderr
+        wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")

@@ -1,0 +1,218 @@
+"""train.py: whole jobs under mpirun, what they print, write and answer, and how they refuse bad input."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.mpi import ROOT, environment, mpirun
+
+QUICK = ["--device", "cpu", "--hidden", "9", "--epochs", "3", "--batch", "1500", "--lr", "0.5"]
+
+EXIT_CODES = 'python="$1"; shift; "$python" train.py "$@"; echo "rank ended with $?"'
+"""A rank's command line that says, after train.py, with what it ended: mpirun answers for all of them."""
+
+
+def train(ranks, *arguments, env=None):
+    return mpirun(ranks, sys.executable, "train.py", *map(str, arguments), env=env)
+
+
+def train_telling_exit_codes(ranks, *arguments, env=None):
+    return mpirun(ranks, "sh", "-c", EXIT_CODES, "sh", sys.executable, *map(str, arguments), env=env)
+
+
+def arrays(path):
+    """The parameters in a file, bit by bit."""
+    with np.load(path) as file:
+        return {name: (file[name].dtype.str, file[name].tobytes()) for name in file.files if name != "run"}
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """One run on 4 ranks that prints and writes everything."""
+    folder = tmp_path_factory.mktemp("story")
+    save, report = folder / "w.npz", folder / "report.json"
+    job = train(4, *QUICK, "--print-every", 2, "--save", save, "--json", report, "--check")
+    assert job.returncode == 0, job.stderr
+    return SimpleNamespace(job=job, save=save, report=json.loads(report.read_text()))
+
+
+def test_only_rank_0_prints_and_nothing_but_what_belongs_to_the_run(story):
+    words = [line.split()[0] for line in story.job.stdout.splitlines() if line]
+    for word in ("ranks", "device", "exchange", "data", "network", "training", "phase", "total"):
+        assert words.count(word) == 1, word
+    assert story.job.stderr == ""
+
+
+def test_the_header_says_what_the_run_stands_on(story):
+    out = story.job.stdout
+    assert "4 on 1 node(s)" in out and "cpu: 4 x " in out and "host: " in out
+    assert (
+        "embedded digits (mnist5k): 3600 training, 400 validation, 1000 test samples of 28 x 28 pixels" in out
+    )
+    assert "784-9-10, sigmoid, softmax cross-entropy: 7165 parameters, float32" in out
+    assert "3 epochs of 3 batches of 1500" in out
+
+
+def test_epochs_and_steps_are_printed_as_they_pass(story):
+    lines = story.job.stdout.splitlines()
+    passed = [line.split()[:2] for line in lines if line.startswith(("epoch", "step ")) and "loss" in line]
+    steps = [["step", str(step)] for step in (2, 4, 6, 8)]
+    epochs = [["epoch", f"{epoch}/3"] for epoch in (1, 2, 3)]
+    assert passed == [steps[0], epochs[0], *steps[1:3], epochs[1], steps[3], epochs[2]]
+    assert all("validation precision 0." in line for line in lines if line.startswith("epoch"))
+
+
+def test_the_test_precision_is_the_last_line(story):
+    last = story.job.stdout.splitlines()[-1]
+    assert last == f"test precision {story.report['test']['precision']:.4f}"
+
+
+def test_the_check_is_printed_and_passed(story):
+    assert "check passed" in story.job.stdout
+    assert story.report["passed"]
+
+
+def test_the_saved_file_knows_the_run(story):
+    with np.load(story.save, allow_pickle=False) as file:
+        run = json.loads(str(file["run"]))
+    assert run["options"] == story.report["options"]
+    assert run["environment"] == story.report["environment"]
+    assert run["test_precision"] == story.report["test"]["precision"]
+
+
+def test_the_same_command_gives_the_same_bits(story, tmp_path):
+    again = train(4, *QUICK, "--save", tmp_path / "w.npz", "--json", tmp_path / "report.json")
+    assert again.returncode == 0, again.stderr
+    assert arrays(tmp_path / "w.npz") == arrays(story.save)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [epoch["loss"] for epoch in report["epochs"]] == [
+        epoch["loss"] for epoch in story.report["epochs"]
+    ]
+    assert report["test"] == story.report["test"]
+
+
+def test_evaluate_prints_the_scores_and_writes_the_labels(story, tmp_path):
+    labels = tmp_path / "labels"
+    job = train(
+        2, "--hidden", 9, "--device", "cpu", "--evaluate", "--init", story.save, "--predictions", labels
+    )
+    assert job.returncode == 0, job.stderr
+    lines = job.stdout.splitlines()
+    assert lines[-1] == story.job.stdout.splitlines()[-1]
+    assert any(line.startswith("1000 test samples: loss ") and "top-5 precision" in line for line in lines)
+    table = [words for words in map(str.split, lines) if len(words) == 2 and words[0].isdigit()]
+    assert [label for label, _ in table] == [str(label) for label in range(10)]
+    assert not any(line.startswith(("epoch", "training")) for line in lines)
+    with np.load(ROOT / "data" / "mnist5k.npz") as digits:
+        right = np.loadtxt(labels, int) == digits["y_test"]
+    assert f"test precision {right.mean():.4f}" == lines[-1]
+
+
+def test_without_validation_and_test_sets_no_precision_is_printed(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x_train=rng.integers(0, 256, (9, 2, 2), np.uint8), y_train=np.arange(9) % 3)
+    job = train(2, *QUICK, "--data", tmp_path / "d.npz", "--val-fraction", 0)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "precision" not in job.stdout
+    assert "--batch 1500 is more than the training set: one batch an epoch" in job.stdout
+
+
+def test_the_rows_of_the_table_add_up_to_the_job_s_wall_time(tmp_path):
+    """Timed from outside. The rows begin with the process; they lack its end, for which 0.2 s are allowed.
+
+    A busy machine may take longer over that: one quiet run of four is enough.
+    """
+    command = [sys.executable, "train.py", *QUICK, "--json", str(tmp_path / "report.json")]
+    missing = []
+    for _ in range(4):
+        started = time.perf_counter()
+        subprocess.run(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=True, timeout=60
+        )
+        wall = time.perf_counter() - started
+        rows = json.loads((tmp_path / "report.json").read_text())["phases"]
+        missing.append(wall - sum(row["host"] for row in rows))
+        assert missing[-1] > -0.02  # the start of a process is known to 10 ms
+        if missing[-1] < 0.05 * wall + 0.2:
+            return
+    pytest.fail(f"the rows lack {missing} seconds of the wall time")
+
+
+def test_help_is_printed_once():
+    job = train(2, "--help")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.count("usage: train.py") == 1
+    assert job.stdout.count("--print-every N") == 2  # in the usage and in the list
+
+
+def test_a_failed_check_exits_with_1(tmp_path):
+    job = train_telling_exit_codes(2, *QUICK, "--samples", 40, "--check", "--tolerance", 1e-30)
+    assert "check FAILED" in job.stdout
+    assert job.stdout.count("rank ended with 1") == 2
+
+
+def refused(job, *words, code=2, ranks=2):
+    """Every rank ended with the code, and rank 0 said why in one line that has the words."""
+    assert job.stderr.startswith("train.py: error: ") and job.stderr.count("\n") == 1, job.stderr
+    assert all(word in job.stderr for word in words), job.stderr
+    assert job.stdout.count(f"rank ended with {code}") == ranks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--lr", "nan"], ["--lr nan"]),
+        (["--dtype", "float16"], ["--dtype", "float16", "float32"]),
+        (["--nonsense"], ["--nonsense", "--help"]),
+        (["--data", "missing"], ["missing", "embedded"]),
+        (["--data", "nn"], ["nn", "no data"]),
+        (["--init", "missing.npz"], ["--init missing.npz"]),
+        (["--init", "data/mnist5k.npz"], ["--init data/mnist5k.npz", "W1"]),
+        (["--save", "missing/w.npz"], ["--save missing/w.npz", "missing"]),
+        (["--json", "data"], ["--json data", "folder"]),
+        (["--save", "/proc/w.npz"], ["--save /proc/w.npz"]),
+        (["--save", "two\nlines/w.npz"], ["lines"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_by_all_ranks_together(arguments, words):
+    refused(train_telling_exit_codes(2, *QUICK, *arguments), *words)
+
+
+def test_cuda_where_no_gpu_is_visible():
+    job = train_telling_exit_codes(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
+    refused(job, "--device cuda", "--device cpu")
+
+
+def test_a_diverging_run_exits_with_1_and_leaves_the_old_files(tmp_path):
+    save, report = tmp_path / "w.npz", tmp_path / "report.json"
+    for file in (save, report):
+        file.write_bytes(b"old")
+    arguments = ["--activation", "relu", "--lr", 1e30, "--save", save, "--json", report]
+    job = train_telling_exit_codes(4, *QUICK, *arguments)
+    refused(job, "loss", "epoch", "step", code=1, ranks=4)
+    assert save.read_bytes() == report.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["report.json", "w.npz"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_prints_device_times(tmp_path):
+    report = tmp_path / "report.json"
+    arguments = ["--device", "cuda", "--share-gpus", "--hidden", 64, "--epochs", 3, "--json", report]
+    job = train(2, *arguments, "--check")
+    assert (job.returncode, job.stderr) == (0, "")
+    phases = {row["name"]: row for row in json.loads(report.read_text())["phases"]}
+    for name in ("batch iteration", "forward GEMM 1", "backward GEMM 3", "step", "gradients device -> host"):
+        assert phases[name]["device"] > 0, name
+
+
+@pytest.mark.gpu
+def test_more_ranks_than_gpus_are_refused_with_the_number_of_each():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    job = train_telling_exit_codes(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": visible})
+    refused(job, "2 ranks", "1 GPU", "--share-gpus")
