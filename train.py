@@ -10,8 +10,14 @@ import os
 import sys
 import time
 
+from typing import TYPE_CHECKING
+
 from pyrt.job import Job, run
 from pyrt.phases import Phases, process_start
+
+if TYPE_CHECKING:  # at run time only once MPI has started, see main
+    from nn.console import Console
+    from nn.report import Report
 
 
 def main(job: Job) -> int:
@@ -38,7 +44,7 @@ def main(job: Job) -> int:
     return 0 if report.passed else 1
 
 
-def conclude(report, console) -> None:  # type: ignore[no-untyped-def]
+def conclude(report: Report, console: Console) -> None:
     """Print the results, then where the time went."""
     from nn.report import phase_table
 

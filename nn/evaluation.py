@@ -11,10 +11,10 @@ from tabulate import tabulate
 from nn import reference
 from nn.feed import Feed, Slot
 from nn.machine import Machine
-from nn.network import Network
+from nn.model import Model
 from nn.plan import share
-from nn.step import Activations, bind, logits_items
-from pyrt.memory import Arena, pinned
+from nn.step import bind, logits_items
+from pyrt.memory import pinned
 
 TOP = 5
 
@@ -58,30 +58,28 @@ class Evaluator:
 
     def __init__(
         self,
-        network: Network,
-        parameters: Arena,
-        activations: Activations,
+        model: Model,
         samples: Samples,
         pixel_scale: float,
         machine: Machine,
     ) -> None:
         job, driver, streams, phases = machine.job, machine.driver, machine.streams, machine.phases
         self._phase = phases.phase("evaluation")
-        self._network, self._job, self._streams = network, job, streams
+        self._network, self._job, self._streams = model.network, job, streams
         self._driver = driver
         images, self.labels = samples
         self._start, self._stop = share(len(images), job.size, job.rank)
-        chunk = max(1, min(activations.rows, self._stop - self._start))
+        chunk = max(1, min(model.activations.rows, self._stop - self._start))
         self._chunks = [
             (start, min(start + chunk, self._stop)) for start in range(self._start, self._stop, chunk)
         ]
         copying = phases.phase("evaluation images host -> device", streams.upload)
         self._feed = Feed(driver, streams, copying, images, self.labels, chunk)
-        self._logits = activations.A[-1]
-        self._host = pinned(driver, (chunk, network.classes), activations.A[-1].dtype)
+        self._logits = model.activations.A[-1]
+        self._host = pinned(driver, (chunk, model.network.classes), self._logits.dtype)
 
         def forward(slot: Slot, rows: int) -> list[Callable[[], object]]:
-            items = logits_items(network, parameters, activations, slot, rows, pixel_scale)
+            items = logits_items(model.network, model.parameters, model.activations, slot, rows, pixel_scale)
             return [bind(item, streams, machine.kernels) for item in items]
 
         sizes = {stop - start for start, stop in self._chunks}

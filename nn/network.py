@@ -9,7 +9,7 @@ from pyrt.errors import UserError
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
 HEADS = ("softmax", "sigmoid")
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 """Elements that a 32-bit index of a kernel reaches."""
 
 
@@ -23,7 +23,7 @@ class Network:
 
     def __post_init__(self) -> None:
         for layer in self.layers:
-            if self.sizes[layer] * self.sizes[layer - 1] > _LARGEST:
+            if self.sizes[layer] * self.sizes[layer - 1] > LARGEST:
                 raise UserError(
                     f"layer {layer} would have {self.sizes[layer]} x {self.sizes[layer - 1]} weights, more "
                     "than 2^31: use smaller --hidden layers"

@@ -16,20 +16,16 @@ from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
 from nn.launches import Kernels
-from nn.network import Network
+from nn.model import Model
 from nn.options import Options
-from nn.plan import gradient_layout, panels, share
+from nn.plan import share
 from nn.report import Report, gather_phases, header
-from nn.step import Activations
 from nn.training import Epoch, Machine, Training
-from nn.update import SgdUpdate
-from pyrt import exchange
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
-from pyrt.memory import Arena, Layout
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
@@ -110,21 +106,6 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: 
     return Kernels(library, options.dtype, options.gemm)
 
 
-class _Model:
-    """The network and its arrays on this rank."""
-
-    def __init__(self, options: Options, dataset: Dataset, machine: Machine, rows: int) -> None:
-        inputs, classes = dataset.images.shape[1], dataset.classes
-        self.network = Network((inputs, *options.hidden, classes), options.activation, options.head)
-        if options.init is not None:
-            self.initial = parameters.load(options.init, self.network, options.dtype)
-        else:
-            self.initial = parameters.initial(self.network, options.dtype, options.seed)
-        self.parameters = Arena(machine.driver, Layout(self.network.shapes, options.dtype))
-        self.parameters.set(self.initial)
-        self.activations = Activations(self.parameters, self.network, rows)
-
-
 class _Pipeline:
     """A run whose device and data are there."""
 
@@ -135,18 +116,19 @@ class _Pipeline:
         self._job, self._phases = machine.job, machine.phases
         self._training_rows = split(len(dataset.images), options.val_fraction)
         samples = options.samples or self._training_rows
-        self._schedule = Schedule(
-            self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
-        )
-        rows = max(stop - start for start, stop in [share(self._schedule.batch, self._job.size, 0)])
         with self._phases.phase("train setup"), self._job.together():
-            self._model = _Model(options, dataset, machine, rows)
+            self._schedule = Schedule(
+                self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
+            )
+            _, most = share(self._schedule.batch, self._job.size, 0)
+            self._model = Model(options, dataset, machine, most)
         self._environment = self._describe(why)
 
     def train(self) -> Report:
         """Train, score, check, save."""
+        machine = self._machine
         with self._phases.phase("train setup"), self._job.together():
-            training = self._training()
+            training = Training(self._options, self._model, machine, self._dataset, self._schedule)
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
         epochs = training.run(validation, self._console)
@@ -172,39 +154,6 @@ class _Pipeline:
                     )
         return self._report([], self._job.comm.bcast(scores), None)
 
-    def _training(self) -> Training:
-        options, machine, model = self._options, self._machine, self._model
-        network, driver = model.network, machine.driver
-        gradients = Arena(driver, gradient_layout(network, options.dtype))
-        velocity = Arena(driver, model.parameters.layout) if options.momentum else None
-        update = SgdUpdate(
-            network,
-            model.parameters,
-            gradients,
-            velocity,
-            options.lr,
-            options.momentum,
-            options.reg,
-            machine.kernels,
-        )
-        cuts = panels(network, gradients.layout)
-        buckets = [panel.bucket for panel in cuts]
-        setting = exchange.Setting(
-            driver, machine.streams, self._job, self._phases, gradients.flat, buckets, update
-        )
-        return Training(
-            options,
-            network,
-            machine,
-            self._dataset,
-            self._schedule,
-            model.parameters,
-            gradients,
-            model.activations,
-            cuts,
-            exchange.create(options.exchange, setting),
-        )
-
     def _validation_set(self) -> Samples | None:
         first, data = self._training_rows, self._dataset
         return (data.images[first:], data.labels[first:]) if first < len(data.images) else None
@@ -216,15 +165,7 @@ class _Pipeline:
     def _evaluator(self, samples: Samples | None) -> Evaluator | None:
         if samples is None:
             return None
-        model = self._model
-        return Evaluator(
-            model.network,
-            model.parameters,
-            model.activations,
-            samples,
-            self._options.pixel_scale,
-            self._machine,
-        )
+        return Evaluator(self._model, samples, self._options.pixel_scale, self._machine)
 
     def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
         """The check on rank 0, while the others sleep; its result on all."""

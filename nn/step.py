@@ -12,9 +12,10 @@ from functools import partial
 from nn import operations
 from nn.feed import Slot
 from nn.launches import Kernels
-from nn.network import Network
+from nn.network import LARGEST, Network
 from nn.operations import BACKWARD, FORWARD, Item, Operation
 from nn.plan import Panel
+from pyrt.errors import UserError
 from pyrt.exchange import Exchange
 from pyrt.memory import Arena, DeviceArray
 from pyrt.phases import Phases
@@ -30,6 +31,11 @@ class Activations:
 
     def __init__(self, parameters: Arena, network: Network, rows: int) -> None:
         driver, dtype = parameters.flat.driver, parameters.flat.dtype
+        if rows * max(network.sizes) > LARGEST:
+            raise UserError(
+                f"{rows} samples a rank in layers of up to {max(network.sizes)} units are more than 2^31 "
+                "activations: use a smaller --batch or more ranks"
+            )
         self.rows = rows
         self.A = [DeviceArray.empty(driver, (rows, size), dtype) for size in network.sizes]
         self.dA = {

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nn.batches import Schedule
 from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator
-from nn.feed import Feed
+from nn.feed import Feed, Slot
 from nn.machine import Machine
-from nn.network import Network
+from nn.model import Model
 from nn.options import Options
-from nn.plan import Panel, share
-from nn.step import Activations, EmptyStep, TrainingStep, training_items
+from nn.plan import gradient_layout, panels, share
+from nn.step import EmptyStep, TrainingStep, training_items
+from nn.update import SgdUpdate
+from pyrt import exchange
 from pyrt.driver import Driver
 from pyrt.exchange import Exchange
 from pyrt.job import AgreedError
@@ -72,46 +74,63 @@ class Training:
     """A run's steps, built before the first one."""
 
     def __init__(
-        self,
-        options: Options,
-        network: Network,
-        machine: Machine,
-        dataset: Dataset,
-        schedule: Schedule,
-        parameters: Arena,
-        gradients: Arena,
-        activations: Activations,
-        panels: Sequence[Panel],
-        exchange: Exchange,
+        self, options: Options, model: Model, machine: Machine, dataset: Dataset, schedule: Schedule
     ) -> None:
-        self._options, self._machine, self._schedule = options, machine, schedule
-        self._exchange = exchange
-        streams, phases = machine.streams, machine.phases
+        self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
+        driver, streams, phases = machine.driver, machine.streams, machine.phases
+        self._gradients = Arena(driver, gradient_layout(model.network, options.dtype))
+        self._panels = panels(model.network, self._gradients.layout)
+        self._exchange = self._make_exchange()
         self._iteration = phases.phase("batch iteration", streams.compute)
         copying = phases.phase("copying images host -> device", streams.upload)
-        self._feed = Feed(machine.driver, streams, copying, dataset.images, dataset.labels, activations.rows)
-        self._log = LossLog(machine.driver, streams, gradients["loss"])
-        self._epoch_loss = 0.0
+        self._feed = Feed(driver, streams, copying, dataset.images, dataset.labels, model.activations.rows)
+        self._log = LossLog(driver, streams, self._gradients["loss"])
+        self._steps = [
+            {size: self._make_step(slot, size) for size in schedule.sizes} for slot in self._feed.slots
+        ]
 
-        def build(slot: int, batch: int) -> TrainingStep | EmptyStep:
-            start, stop = share(batch, machine.job.size, machine.job.rank)
-            if start == stop:
-                return EmptyStep(gradients, len(panels), streams, phases, exchange)
-            items = training_items(
-                network,
-                parameters,
-                gradients,
-                activations,
-                panels,
-                self._feed.slots[slot],
-                stop - start,
-                batch,
-                options.pixel_scale,
-            )
-            return TrainingStep(items, streams, phases, machine.kernels, exchange)
+    def _make_exchange(self) -> Exchange:
+        options, model, machine = self._options, self._model, self._machine
+        update = SgdUpdate(
+            model.network,
+            model.parameters,
+            self._gradients,
+            Arena(machine.driver, model.parameters.layout) if options.momentum else None,
+            options.lr,
+            options.momentum,
+            options.reg,
+            machine.kernels,
+        )
+        setting = exchange.Setting(
+            machine.driver,
+            machine.streams,
+            machine.job,
+            machine.phases,
+            self._gradients.flat,
+            [panel.bucket for panel in self._panels],
+            update,
+        )
+        return exchange.create(options.exchange, setting)
 
-        slots = range(len(self._feed.slots))
-        self._steps = [{size: build(slot, size) for size in schedule.sizes} for slot in slots]
+    def _make_step(self, slot: Slot, batch: int) -> TrainingStep | EmptyStep:
+        """The step of this rank's part of a batch that comes through this slot."""
+        model, machine = self._model, self._machine
+        start, stop = share(batch, machine.job.size, machine.job.rank)
+        if start == stop:
+            buckets = len(self._panels)
+            return EmptyStep(self._gradients, buckets, machine.streams, machine.phases, self._exchange)
+        items = training_items(
+            model.network,
+            model.parameters,
+            self._gradients,
+            model.activations,
+            self._panels,
+            slot,
+            stop - start,
+            batch,
+            self._options.pixel_scale,
+        )
+        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, self._exchange)
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
         """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""

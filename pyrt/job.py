@@ -85,7 +85,7 @@ class Job:
     def together(self) -> Iterator[None]:
         """Run a block whose UserErrors all ranks shall share: if any rank raises one, all raise it.
 
-        Collective, and a barrier: every rank must enter and leave it.
+        Running out of host memory counts as one. Collective, and a barrier: every rank enters and leaves.
         """
         message = None
         try:
@@ -94,6 +94,8 @@ class Job:
             raise
         except UserError as error:
             message = str(error)
+        except MemoryError as error:
+            message = f"not enough memory on the host: use smaller sizes or more nodes ({error})"
         messages = [text for text in self.comm.allgather(message) if text is not None]
         if messages:
             raise AgreedError(messages[0])
