@@ -34,7 +34,7 @@ class Options:
     head: str = _option("softmax", "softmax, or sigmoid for each class, with cross-entropy", choices=HEADS)
     reg: float = _option(1e-4, "L2 regularisation of the weights", "X")
     batch: int = _option(3000, "samples a step, over all ranks", "N")
-    epochs: int = _option(100, "passes over the training samples", "N")
+    epochs: int = _option(70, "passes over the training samples", "N")
     lr: float = _option(1.0, "learning rate", "X")
     momentum: float = _option(0.0, "of the gradient descent", "X")
     dtype: str = _option("float32", "of all arithmetic", choices=tuple(TOLERANCES))

@@ -16,16 +16,21 @@ from pyrt.errors import UserError
 
 
 def initial(network: Network, dtype: str, seed: int) -> dict[str, np.ndarray]:
-    """Biases zero, weights normal with variance 1 / fan-in (LeCun et al., Efficient BackProp, 1998) or, for
-    ReLU, 2 / fan-in (He et al. 2015), drawn layer by layer from PCG64 seeded with (seed, 0)."""
+    """Biases zero, weights normal, drawn layer by layer from PCG64 seeded with (seed, 0).
+
+    Variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010), 16 times that before a sigmoid, whose slope
+    at 0 is a quarter of tanh's; 2 / fan-in before a ReLU (He et al. 2015).
+    """
     generator = np.random.default_rng((seed, 0))
-    gain = 2.0 if network.activation == "relu" else 1.0
     values = {}
-    for name, shape in network.shapes.items():
-        if name.startswith("W"):
-            values[name] = (generator.standard_normal(shape) * np.sqrt(gain / shape[1])).astype(dtype)
-        else:
-            values[name] = np.zeros(shape, dtype)
+    for layer in network.layers:
+        shape = network.shapes[f"W{layer}"]
+        hidden = network.activation if layer < network.depth else "none"
+        variance = 2 / shape[1] if hidden == "relu" else 2 / sum(shape)
+        gain = 4 if hidden == "sigmoid" else 1
+        weights = generator.standard_normal(shape) * (gain * np.sqrt(variance))
+        values[f"W{layer}"] = weights.astype(dtype)
+        values[f"b{layer}"] = np.zeros(shape[0], dtype)
     return values
 
 

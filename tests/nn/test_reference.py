@@ -116,9 +116,13 @@ def test_sigmoid_head_by_its_formula():
     ],
 )
 def test_extreme_logits_neither_overflow_nor_give_log_of_zero(head, logits, label, loss, probabilities):
-    Z = np.array([logits], float)
-    np.testing.assert_allclose(reference.losses(Z, np.array([label]), head), [loss], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(reference.probabilities(Z, head), [probabilities], atol=1e-15)
+    """Nor do they disturb a sample of other logits beside them."""
+    Z, labels = np.array([logits, [0.5, -0.5]]), np.array([label, 1])
+    losses, Y = reference.losses(Z, labels, head), reference.probabilities(Z, head)
+    np.testing.assert_allclose(losses[0], loss, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(Y[0], probabilities, atol=1e-15)
+    np.testing.assert_allclose(losses[1:], reference.losses(Z[1:], labels[1:], head), rtol=1e-12)
+    np.testing.assert_allclose(Y[1:], reference.probabilities(Z[1:], head), rtol=1e-12)
 
 
 def test_train_descends_with_momentum_from_a_copy():

@@ -1,14 +1,31 @@
-"""Devices for tests of pyrt where there is no GPU: one that is late on purpose, one that only takes notes."""
+"""Devices for tests: one late on purpose, one that takes notes, one on a clock; and what makes a driver."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
+
+
+def missing_from_protocol(driver: object) -> list[str]:
+    """Names that the protocol has and this driver has not, or takes other arguments for."""
+    wanted = {name for name in (*vars(Driver), *Driver.__annotations__) if not name.startswith("_")}
+    return [
+        name
+        for name in sorted(wanted)
+        if not hasattr(driver, name)
+        or (
+            callable(getattr(Driver, name, None))
+            and list(inspect.signature(getattr(Driver, name)).parameters)
+            != list(inspect.signature(getattr(type(driver), name)).parameters)
+        )
+    ]
 
 
 class LateStream:
@@ -36,9 +53,9 @@ class LateEvent:
 class LateDriver(CpuDriver):
     """Host memory whose streams do nothing before they are made to.
 
-    ``is_done`` moves its stream on by one piece of work; synchronising moves on what it must, and a stream that
-    waits for an event moves that event's stream on. So work whose order nobody has asked for is done in the
-    wrong order, as it may be on a GPU, but always the same one.
+    ``is_done`` moves its stream on by one piece of work; synchronising moves on what it must, and a stream
+    that waits for an event moves that event's stream on. So work whose order nobody has asked for is done in
+    the wrong order, as it may be on a GPU, but always the same one.
     """
 
     def __init__(self) -> None:
@@ -143,7 +160,7 @@ class NotingDriver:
 
 
 class ClockedDriver(CpuDriver):
-    """A device with kernels whose events are passed when the test says so, at times that the test sets."""
+    """A device with kernels: events get the time that the test has set, and are done unless it is stuck."""
 
     has_kernels = True
 
@@ -151,13 +168,29 @@ class ClockedDriver(CpuDriver):
         super().__init__()
         self.now = 0.0
         self.stuck = False
+        self.fails = False
         self.synchronized = 0
+        """How often the host waited for the whole device,"""
+        self.waits = 0
+        """and how often for one event."""
 
-    def record(self, event: Any, stream: None) -> None:
+    def create_stream(self) -> Any:
+        return "a stream"
+
+    def record(self, event: Any, stream: Any) -> None:
+        self._check()
         event.time = self.now
 
     def is_done(self, event: Any) -> bool:
         return not self.stuck
 
+    def synchronize_event(self, event: Any) -> None:
+        self.waits += 1
+
     def synchronize(self) -> None:
+        self._check()
         self.synchronized += 1
+
+    def _check(self) -> None:
+        if self.fails:
+            raise RuntimeError("an illegal memory access, long ago")

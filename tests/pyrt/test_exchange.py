@@ -68,7 +68,9 @@ def queue(driver: Driver, stream: StreamHandle, work: Callable[[], None]) -> Non
 class Trainer:
     """One rank's flat buffers, and what one exchange makes of them."""
 
-    def __init__(self, name: str, driver: Driver, job: Job, buckets: Sequence[Bucket], dtype: np.dtype) -> None:
+    def __init__(
+        self, name: str, driver: Driver, job: Job, buckets: Sequence[Bucket], dtype: np.dtype
+    ) -> None:
         self.driver, self.buckets, self.dtype = driver, buckets, dtype
         self.streams = Streams(driver)
         self.gradients = DeviceArray.from_host(driver, np.full(SIZE, 1e6, dtype))
@@ -149,6 +151,37 @@ def test_ranks_that_share_a_gpu(driver: Driver, job: Job) -> None:
     ):
         print(name, case, dtype)
         check(driver, job, name, buckets, np.dtype(dtype))
+
+
+class SlowComm:
+    """Two ranks with the same gradients, one of them this process; sums arrive when ``arrives`` is set."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.posted: list[int] = []
+        self.arrives = False
+
+    def Iallreduce(self, mine: np.ndarray, summed: np.ndarray) -> SlowComm:
+        self.posted.append(mine.size)
+        np.multiply(mine, self.size, out=summed)
+        return self
+
+    def Test(self) -> bool:
+        return self.arrives
+
+
+def test_host_sums_and_updates_while_later_buckets_are_still_made(cpu: CpuDriver) -> None:
+    comm = SlowComm()
+    buckets = [Bucket(200, 300), Bucket(100, 200), Bucket(0, 100)]
+    trainer = Trainer("host", cpu, Job(comm, comm, "no MPI", cores=1.0), buckets, np.dtype("f8"))
+    trainer.exchange.ready(0)
+    trainer.exchange.ready(1)
+    assert len(comm.posted) == 2
+    assert trainer.update.seen == []
+    comm.arrives = True
+    trainer.exchange.ready(2)
+    assert [(start, stop) for start, stop, _ in trainer.update.seen] == buckets
 
 
 def test_one_rank_needs_no_exchange(cpu: CpuDriver, job: Job) -> None:

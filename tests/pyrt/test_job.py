@@ -34,7 +34,7 @@ def end(job: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def exit_codes(folder: Path) -> list[int]:
-    """Codes with which ranks ended, the first to end first; mpirun may have killed the recorders of later ones."""
+    """Codes with which ranks ended, the first first; mpirun may have killed the recorders of later ones."""
     return [int(line) for line in (folder / "codes").read_text().split()]
 
 
@@ -112,7 +112,9 @@ class TestForeignLauncher:
         ]
         errors = [process.communicate(timeout=mpi.TIMEOUT)[1] for process in ranks]
         assert [process.returncode for process in ranks] == [2, 2]
-        assert errors[0].startswith(f"jobs.py: error: mpirun ({launcher}) started 2 ranks, but the MPI library")
+        assert errors[0].startswith(
+            f"jobs.py: error: mpirun ({launcher}) started 2 ranks, but the MPI library"
+        )
         assert errors[0].count("\n") == 1
         assert errors[1] == ""
 
