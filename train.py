@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import time
-
 from typing import TYPE_CHECKING
 
 from pyrt.job import Job, run
