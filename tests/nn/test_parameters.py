@@ -47,14 +47,18 @@ def refused(file):
 # initial values
 
 
-@pytest.mark.parametrize(("activation", "gain"), [("sigmoid", 1), ("tanh", 1), ("relu", 2)])
-def test_initial_weights_have_the_variance_of_their_fan_in_and_biases_are_zero(activation, gain):
+@pytest.mark.parametrize(
+    ("activation", "variance"), [("sigmoid", 16 * 2 / 700), ("tanh", 2 / 700), ("relu", 2 / 400)]
+)
+def test_initial_weights_have_the_variance_their_activation_asks_for_and_biases_are_zero(
+    activation, variance
+):
     network = Network((400, 300, 200), activation, "softmax")
     values = parameters.initial(network, "float32", 0)
     assert {name: array.shape for name, array in values.items()} == network.shapes
-    for name, fan_in in (("W1", 400), ("W2", 300)):
-        assert values[name].var() * fan_in == pytest.approx(gain, rel=0.03)
-        assert abs(values[name].mean()) < 3e-3
+    for name, expected in (("W1", variance), ("W2", 2 / 500)):  # W2 is the output layer's
+        assert values[name].var() == pytest.approx(expected, rel=0.03)
+        assert abs(values[name].mean()) < 0.02 * np.sqrt(expected)
     assert not values["b1"].any() and not values["b2"].any()
 
 

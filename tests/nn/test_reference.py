@@ -95,7 +95,7 @@ def test_sigmoid_head_by_its_formula():
     np.testing.assert_allclose(reference.losses(Z, labels, "sigmoid"), losses, rtol=1e-12)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("head", "logits", "label", "loss", "probabilities"),
     [

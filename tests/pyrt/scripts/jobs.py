@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -85,4 +87,7 @@ def endless(job: Job) -> int:
     return 0
 
 
+# mpirun may kill the shell that records this process's exit code: then this process dies, too.
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 run(globals()[sys.argv[1]])

@@ -1,0 +1,361 @@
+"""From a ``.cu`` file to a launch: includes, constants, parameters, packed arguments; no GPU needed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyrt.driver.cpu import CpuDriver
+from pyrt.errors import UserError
+from pyrt.kernels import (
+    KERNELS,
+    Kernel,
+    KernelLibrary,
+    Parameter,
+    all_constants,
+    declared_constants,
+    find,
+    flatten,
+    parse_kernels,
+    with_constants,
+)
+from pyrt.memory import DeviceArray
+from tests.pyrt.fakes import NotingDriver
+
+PROJECT_FILES = sorted(KERNELS.glob("*.cu"))
+
+
+def write(folder: Path, **files: str) -> None:
+    """Write each text to the file of that name, ``__`` in a name standing for the dot."""
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def origins(source: str) -> list[tuple[Path, int, str]]:
+    """File and line that a compiler would report for each line of a source with #line, and that line."""
+    result = []
+    file, number = Path("?"), 0
+    for line in source.split("\n"):
+        if directive := re.fullmatch(r'#line (\d+) "(.*)"', line):
+            file, number = Path(directive[2]), int(directive[1])
+        else:
+            result.append((file, number, line))
+            number += 1
+    return result
+
+
+class TestFlatten:
+    @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
+    def test_every_line_is_reported_where_it_stands(self, file: Path) -> None:
+        texts: dict[Path, list[str]] = {}
+        for path, number, line in origins(flatten(file, [KERNELS])):
+            lines = texts.setdefault(path, path.read_text().split("\n"))
+            if line.strip():  # else where a line was taken out
+                assert line == lines[number - 1]
+        assert {file, KERNELS / "common.cuh"} <= set(texts)
+
+    def test_includes_stand_where_they_were_and_each_once(self, tmp_path: Path) -> None:
+        write(
+            tmp_path,
+            a__cu='1 a\n#include "b.cuh"\n  # include "c.cuh"  // again\n4 a\n',
+            b__cuh='#pragma once\n2 b\n#include "c.cuh"\n4 b',
+            c__cuh="1 c\n",
+        )
+        lines = [(path.name, n, line) for path, n, line in origins(flatten(tmp_path / "a.cu", [])) if line]
+        assert lines == [
+            ("a.cu", 1, "1 a"),
+            ("b.cuh", 2, "2 b"),
+            ("c.cuh", 1, "1 c"),
+            ("b.cuh", 4, "4 b"),
+            ("a.cu", 4, "4 a"),
+        ]
+
+    def test_includes_are_sought_beside_the_file_first(self, tmp_path: Path) -> None:
+        write(tmp_path / "mine", a__cu='#include "b.cuh"\n#include "c.cuh"\n', b__cuh="my b")
+        write(tmp_path / "theirs", b__cuh="their b", c__cuh="their c")
+        source = flatten(tmp_path / "mine" / "a.cu", [tmp_path / "theirs"])
+        assert "my b" in source
+        assert "their b" not in source
+        assert "their c" in source
+
+    def test_system_includes_are_left_to_the_compiler(self, tmp_path: Path) -> None:
+        write(tmp_path, a__cu="#include <mma.h>\n")
+        assert "#include <mma.h>\n" in flatten(tmp_path / "a.cu", [])
+
+    def test_a_file_that_is_not_there_is_named_with_the_places_searched(self, tmp_path: Path) -> None:
+        write(tmp_path, a__cu='#include "missing.cuh"\n')
+        with pytest.raises(UserError, match=rf"no kernel file missing\.cuh in .*{re.escape(str(tmp_path))}"):
+            flatten(tmp_path / "a.cu", [KERNELS])
+        with pytest.raises(UserError, match=r"no kernel file b\.cu in"):
+            find("b.cu", [tmp_path])
+
+
+class TestConstants:
+    SOURCE = "// A kernel.\n// constants: REAL=float|double WIDE=0|1\n\nint x;\n"
+
+    def test_are_declared_in_a_line_of_the_source(self) -> None:
+        assert declared_constants(self.SOURCE) == {"REAL": ["float", "double"], "WIDE": ["0", "1"]}
+        assert declared_constants("int x; // no constants:\n") == {}
+
+    def test_all_combinations(self) -> None:
+        assert all_constants(self.SOURCE) == [
+            {"REAL": "float", "WIDE": "0"},
+            {"REAL": "float", "WIDE": "1"},
+            {"REAL": "double", "WIDE": "0"},
+            {"REAL": "double", "WIDE": "1"},
+        ]
+        assert all_constants("int x;") == [{}]
+
+    def test_are_defined_in_front_of_the_source(self) -> None:
+        source = with_constants(self.SOURCE, {"REAL": "double", "WIDE": 1})
+        assert source == f"#define REAL double\n#define WIDE 1\n{self.SOURCE}"
+
+    @pytest.mark.parametrize(
+        "constants",
+        [
+            pytest.param({"REAL": "float"}, id="missing"),
+            pytest.param({"REAL": "float", "WIDE": 0, "TALL": 1}, id="unknown"),
+            pytest.param({"REAL": "half", "WIDE": 0}, id="not of the declared values"),
+        ],
+    )
+    def test_others_than_the_declared_are_refused(self, constants: dict[str, str | int]) -> None:
+        with pytest.raises(ValueError, match=r"not of the declared .*REAL"):
+            with_constants(self.SOURCE, constants)
+
+
+class TestParse:
+    def test_parameters_of_every_kind(self) -> None:
+        source = """
+        typedef REAL real;
+        typedef unsigned char byte; typedef byte pixel;
+        __device__ void helper(int n) {}
+        // extern "C" __global__ void commented(int n)
+        /* extern "C" __global__ void
+           commented_too(int n) */
+        extern "C" __global__ void first(int n, real rate, const real *__restrict__ in, pixel* p, double *d)
+        { helper(n); }
+        extern "C" __global__ void __launch_bounds__(256, 2)
+        second(const int *const order /* rows, or null */,
+               float x)  // scale
+        {}
+        extern "C" __global__ void nothing() {}
+        """
+        assert parse_kernels(source, {"REAL": "float"}) == {
+            "first": [
+                Parameter("n", "i"),
+                Parameter("rate", "f"),
+                Parameter("in", "P", np.dtype("float32")),
+                Parameter("p", "P", np.dtype("uint8")),
+                Parameter("d", "P", np.dtype("float64")),
+            ],
+            "second": [Parameter("order", "P", np.dtype("int32")), Parameter("x", "f")],
+            "nothing": [],
+        }
+
+    @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
+    def test_every_kernel_of_the_project_under_all_constants(self, file: Path) -> None:
+        """Each ``__global__`` is found, and its real numbers follow the constant REAL."""
+        flat = flatten(file, [KERNELS])
+        for constants in all_constants(flat):
+            kernels = parse_kernels(with_constants(flat, constants), constants)
+            assert len(kernels) == len(re.findall(r"^(?!//).*\b__global__\b", file.read_text(), re.MULTILINE))
+            real = {"float": "f", "double": "d"}[constants["REAL"]]
+            parameters = [parameter for kernel in kernels.values() for parameter in kernel]
+            assert {parameter.code for parameter in parameters} <= {"i", "P", real}
+            dtypes = {parameter.dtype.char for parameter in parameters if parameter.dtype is not None}
+            assert real in dtypes
+
+
+class TestBind:
+    PARAMETERS = (
+        Parameter("n", "i"),
+        Parameter("x", "P", np.dtype("float32")),
+        Parameter("rate", "d"),
+    )
+
+    @pytest.fixture
+    def kernel(self) -> Kernel:
+        return Kernel(NotingDriver(), "saxpy", "saxpy", list(self.PARAMETERS))
+
+    @pytest.fixture
+    def x(self, cpu: CpuDriver) -> DeviceArray:
+        return DeviceArray.empty(cpu, (8,), "f4")
+
+    def test_a_launch_gives_the_driver_shapes_shared_memory_and_stream(
+        self, kernel: Kernel, x: DeviceArray
+    ) -> None:
+        launch = kernel.bind((7,), (32, 4), 8, x, 0.5, shared=1024)
+        assert launch.name == "saxpy"
+        assert kernel.driver.launches == []
+        launch("a stream")
+        launch("another stream")
+        (first, stream), (second, other) = kernel.driver.launches
+        assert (stream, other) == ("a stream", "another stream")
+        assert first == second
+        assert (first.function, first.grid, first.block, first.shared) == (
+            "saxpy",
+            (7, 1, 1),
+            (32, 4, 1),
+            1024,
+        )
+
+    @pytest.mark.parametrize(
+        "codes", ["idP", "iPi", "fPdi", "iiiPfPd", "diP", "PPii", "ifd", "fid", "iP", "dfPiPfd"]
+    )
+    def test_arguments_lie_as_in_a_c_structure(self, codes: str, x: DeviceArray) -> None:
+        ctype = {"i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "P": ctypes.c_void_p}
+        value = {"i": -3, "f": 0.5, "d": 1 / 3, "P": x.pointer}
+        structure = type(
+            "Arguments", (ctypes.Structure,), {"_fields_": [(f"_{i}", ctype[c]) for i, c in enumerate(codes)]}
+        )
+        parameters = [Parameter(f"_{i}", c, x.dtype if c == "P" else None) for i, c in enumerate(codes)]
+        kernel = Kernel(NotingDriver(), "any", "any", parameters)
+        kernel.bind((1,), (1,), *(x if c == "P" else value[c] for c in codes))(None)
+        packed = kernel.driver.launches[0][0].arguments
+        last = getattr(structure, f"_{len(codes) - 1}")
+        assert len(packed) == last.offset + last.size
+        filled = structure.from_buffer_copy(packed.ljust(ctypes.sizeof(structure), b"\0"))
+        assert [getattr(filled, f"_{i}") for i in range(len(codes))] == [value[c] for c in codes]
+
+    def test_none_is_the_null_pointer(self, kernel: Kernel) -> None:
+        kernel.bind((1,), (1,), 8, None, 0.5)(None)
+        packed = kernel.driver.launches[0][0].arguments
+        assert packed[8:16] == bytes(8)
+
+    def test_whole_numbers_serve_for_real_ones(self, kernel: Kernel, x: DeviceArray) -> None:
+        kernel.bind((1,), (1,), 8, x, 2)(None)
+        kernel.bind((1,), (1,), 8, x, 2.0)(None)
+        (first, _), (second, _) = kernel.driver.launches
+        assert first.arguments == second.arguments
+
+    @pytest.mark.parametrize("count", [-(2**31), 2**31 - 1])
+    def test_integers_of_32_bits_fit(self, kernel: Kernel, x: DeviceArray, count: int) -> None:
+        kernel.bind((1,), (1,), count, x, 0.5)
+
+    @pytest.mark.parametrize("count", [2**31, -(2**31) - 1, 8.0, True, None, "8", np.zeros(1)])
+    def test_nothing_else_is_an_integer(self, kernel: Kernel, x: DeviceArray, count: object) -> None:
+        with pytest.raises(TypeError, match="saxpy: argument n is a "):
+            kernel.bind((1,), (1,), count, x, 0.5)
+
+    @pytest.mark.parametrize("rate", [True, None, "0.5", np.zeros(2)])
+    def test_nothing_but_a_number_is_a_number(self, kernel: Kernel, x: DeviceArray, rate: object) -> None:
+        with pytest.raises(TypeError, match="saxpy: argument rate is a number"):
+            kernel.bind((1,), (1,), 8, x, rate)
+
+    def test_an_array_is_no_number(self, kernel: Kernel, x: DeviceArray) -> None:
+        with pytest.raises(TypeError, match="saxpy: argument n is a number"):
+            kernel.bind((1,), (1,), x, x, 0.5)
+
+    @pytest.mark.parametrize("array", [0, 4096, "x", np.zeros(8, np.float32)])
+    def test_nothing_but_a_device_array_is_an_array(self, kernel: Kernel, array: object) -> None:
+        with pytest.raises(TypeError, match=r"saxpy: argument x is an array of float32, not (int|str|ndarr)"):
+            kernel.bind((1,), (1,), 8, array, 0.5)
+
+    def test_an_array_of_another_type_is_refused(self, kernel: Kernel, cpu: CpuDriver) -> None:
+        with pytest.raises(TypeError, match="argument x is an array of float32, not float64"):
+            kernel.bind((1,), (1,), 8, DeviceArray.empty(cpu, (8,), "f8"), 0.5)
+
+    @pytest.mark.parametrize("arguments", [(), (8, None), (8, None, 0.5, 1)])
+    def test_their_number_is_checked(self, kernel: Kernel, arguments: tuple[int | float | None, ...]) -> None:
+        with pytest.raises(TypeError, match=f"saxpy takes 3 arguments, not {len(arguments)}"):
+            kernel.bind((1,), (1,), *arguments)
+
+
+class TestLibrary:
+    @pytest.fixture
+    def notes(self) -> NotingDriver:
+        return NotingDriver()
+
+    @pytest.fixture
+    def library(self, notes: NotingDriver, tmp_path: Path) -> KernelLibrary:
+        """A library with a kernel of the test's beside those of the project."""
+        write(
+            tmp_path / "mine",
+            scale__cu="// constants: REAL=float|double\n"
+            '#include "common.cuh"\n'
+            'extern "C" __global__ void scale(int n, real *x) {}\n',
+        )
+        return KernelLibrary(notes, [tmp_path / "mine", KERNELS], str(tmp_path / "cache"))
+
+    def test_a_file_is_loaded_once_for_each_set_of_constants(
+        self, library: KernelLibrary, notes: NotingDriver
+    ) -> None:
+        for _ in range(2):
+            for real, dtype in (("float", "float32"), ("double", "float64")):
+                kernel = library.kernel("scale", "scale", REAL=real)
+                assert kernel.parameters == [Parameter("n", "i"), Parameter("x", "P", np.dtype(dtype))]
+        assert len(notes.loaded) == 2
+        assert [source.splitlines()[0] for source in notes.loaded] == [
+            "#define REAL float",
+            "#define REAL double",
+        ]
+
+    def test_all_directories_are_searched(self, library: KernelLibrary) -> None:
+        assert library.kernel("sgd", "sgd", REAL="float").name == "sgd"
+
+    def test_what_is_compiled_ahead_is_what_is_loaded(
+        self, library: KernelLibrary, notes: NotingDriver
+    ) -> None:
+        library.compile([("scale", {"REAL": "float"}), ("sgd", {"REAL": "double"})])
+        assert notes.loaded == []
+        library.kernel("scale", "scale", REAL="float")
+        library.kernel("sgd", "sgd", REAL="double")
+        assert set(notes.loaded) == set(notes.compiled)
+
+    def test_an_unknown_kernel_is_answered_with_the_known(self, library: KernelLibrary) -> None:
+        with pytest.raises(KeyError, match=r"scale\.cu has no kernel scales; it has scale"):
+            library.kernel("scale", "scales", REAL="float")
+
+    def test_unknown_constants_are_refused_before_anything_is_compiled(
+        self, library: KernelLibrary, notes: NotingDriver
+    ) -> None:
+        with pytest.raises(ValueError, match="declared"):
+            library.compile([("sgd", {"REAL": "float"}), ("scale", {"REAL": "half"})])
+        assert notes.compiled == []
+
+    @pytest.mark.parametrize("ahead", [True, False])
+    def test_what_the_compiler_says_is_given_with_the_file(
+        self, library: KernelLibrary, notes: NotingDriver, ahead: bool
+    ) -> None:
+        notes.fails_with = UserError("nvcc does not compile it\nits words")
+        with pytest.raises(UserError, match=r"mine/scale\.cu: nvcc does not compile it\nits words$"):
+            if ahead:
+                library.compile([("scale", {"REAL": "float"})])
+            else:
+                library.kernel("scale", "scale", REAL="float")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+def test_nvcc_names_the_file_and_line_of_a_mistake(tmp_path: Path) -> None:
+    """In the file itself and in one that it includes, constants in front or not."""
+    write(
+        tmp_path,
+        wrong__cu="// constants: REAL=float|double\n"
+        "\n"
+        '#include "common.cuh"\n'
+        '#include "wrong.cuh"\n'
+        'extern "C" __global__ void wrong(real *x)\n'
+        "{\n"
+        "    x[0] = undefined_in_line_7;\n"
+        "}\n",
+        wrong__cuh="\n__device__ inline int f() { return undefined_in_line_2; }\n",
+    )
+    source = with_constants(flatten(tmp_path / "wrong.cu", [KERNELS]), {"REAL": "double"})
+    (tmp_path / "kernel.cu").write_text(source)
+    done = subprocess.run(
+        ["nvcc", "-ptx", "-arch=sm_80", "-o", str(tmp_path / "out"), str(tmp_path / "kernel.cu")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert re.search(r'wrong\.cu\(7\): error: identifier "undefined_in_line_7"', said), said
+    assert re.search(r'wrong\.cuh\(2\): error: identifier "undefined_in_line_2"', said), said
