@@ -76,7 +76,8 @@ def compare(
     reference_precision = None
     if held_out is not None:
         images, labels = held_out
-        _, logits = reference.forward(trained, images / options.pixel_scale, options.activation)
+        X = images.astype(np.float64) / options.pixel_scale
+        _, logits = reference.forward(trained, X, options.activation)
         reference_precision = score(logits, labels, options.head).precision
     return Check(differences, options.check_tolerance, precision, reference_precision)
 
@@ -95,4 +96,4 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for step in range(schedule.steps):
         rows = schedule.rows(step)
-        yield dataset.images[rows] / options.pixel_scale, dataset.labels[rows]
+        yield dataset.images[rows].astype(np.float64) / options.pixel_scale, dataset.labels[rows]

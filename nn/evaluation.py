@@ -44,7 +44,8 @@ def score(logits: np.ndarray, labels: np.ndarray, head: str) -> Scores:
     logits = logits.astype(np.float64)
     correct = logits.argmax(axis=1) == labels
     true = logits[np.arange(len(labels)), labels]
-    in_top = (logits > true[:, None]).sum(axis=1) < TOP
+    # Ties, and logits that are not numbers, count against the label.
+    in_top = (~(logits < true[:, None])).sum(axis=1) <= TOP
     per_class = [
         float(correct[labels == label].mean()) if (labels == label).any() else None
         for label in range(logits.shape[1])

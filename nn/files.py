@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from nn.data.files import shown
 from pyrt.errors import UserError
 
 
 def require_writable(option: str, path: Path) -> None:
     """UserError where ``path`` cannot be written; nothing is left behind, no folder is made."""
-    if path.is_dir():
-        raise UserError(f"{option} {path}: is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {path.parent}: make it first")
-    try:
+    with _writing(option, path):
+        if path.is_dir():
+            raise UserError(f"{option} {shown(path)}: is a folder: name a file in it")
+        if not path.parent.is_dir():
+            raise UserError(f"{option} {shown(path)}: there is no folder {shown(path.parent)}: make it first")
         if path.exists():
+            if not path.is_file():  # a pipe or a device would be replaced by a file
+                raise UserError(f"{option} {shown(path)}: is no regular file: name another place")
             with open(path, "r+b"):
                 pass
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-    except OSError as error:
-        raise UserError(
-            f"{option} {path}: cannot be written ({error.strerror}): name another place"
-        ) from None
 
 
 def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write through a temporary file beside ``path`` and rename it: readers see all of it or the old one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    path = path.resolve()  # through a symbolic link, not in its place
+    with _writing(option, path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        try:
+            with open(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _writing(option: str, path: Path) -> Iterator[None]:
+    """Turn what fails while ``path`` is written into a UserError that names the option."""
     try:
-        with open(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        yield
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
         raise UserError(
-            f"{option} {path}: cannot be written ({error.strerror}): name another place"
+            f"{option} {shown(path)}: cannot be written ({error.strerror}): name another place"
         ) from None
 
 

@@ -155,8 +155,8 @@ def head(
 
         def compute() -> None:
             np.add(z, bias, out=z)
-            loss[:] = reference.losses(z, truth, kind)
-            np.multiply(loss, factor, out=loss)
+            # In float64: the losses of ten classes may add up to more than the largest float32.
+            loss[:] = reference.losses(z.astype(np.float64), truth, kind) * scale
             z[:] = reference.probabilities(z, kind)
             z[rows, truth] -= 1
             np.multiply(z, factor, out=z)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nn.data.files import shown
 from nn.launches import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
 from pyrt import devices, exchange
@@ -95,6 +96,9 @@ class Options:
             raise UserError("--evaluate trains nothing: leave out --save and --check")
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
+        files = [path for path in (self.save, self.json, self.predictions) if path is not None]
+        if len({path.absolute() for path in files}) < len(files):
+            raise UserError("--save, --json, --predictions: name a file of its own for each")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
 
@@ -131,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UserErrors."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help lists the options)")
+        raise UserError(f"{shown(message)} (--help lists the options)")
 
 
 def parse(arguments: Sequence[str]) -> Options:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nn.data import npz
 from nn.files import write_whole
 from nn.network import Network
 from pyrt.errors import UserError
@@ -37,14 +37,9 @@ def initial(network: Network, dtype: str, seed: int) -> dict[str, np.ndarray]:
 def load(path: Path, network: Network, dtype: str) -> dict[str, np.ndarray]:
     """W1, b1, ..., WL, bL from an npz file, in ``dtype``. UserError where they do not fit the network."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            names = {name for name in file.files if name[:1] in "Wb" and name[1:].isdigit()}
-            arrays = {name: file[name] for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, KeyError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"--init {path}: not a readable npz file ({reason}): give one that --save wrote"
-        ) from None
+        arrays = npz.arrays(path, lambda name: name[:1] in "Wb" and name[1:].isdigit())
+    except UserError as error:
+        raise UserError(f"--init {error}") from None
     for name, shape in network.shapes.items():
         found = arrays[name].shape if name in arrays else None
         if found != shape:
@@ -56,9 +51,12 @@ def load(path: Path, network: Network, dtype: str) -> dict[str, np.ndarray]:
         extra = ", ".join(sorted(arrays.keys() - network.shapes.keys()))
         raise UserError(f"--init {path}: has {extra} too: give the --hidden it was saved with")
     for name, array in arrays.items():
-        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-            raise UserError(f"--init {path}: {name} holds values that are no finite numbers")
-    return {name: arrays[name].astype(dtype) for name in network.shapes}
+        if array.dtype.kind in "fiu":
+            with np.errstate(over="ignore"):
+                arrays[name] = array.astype(dtype)
+        if array.dtype.kind not in "fiu" or not np.isfinite(arrays[name]).all():
+            raise UserError(f"--init {path}: {name} holds values that are no finite numbers of {dtype}")
+    return {name: arrays[name] for name in network.shapes}
 
 
 def save(path: Path, parameters: Mapping[str, np.ndarray], run: Mapping[str, Any]) -> None:

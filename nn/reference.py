@@ -34,21 +34,23 @@ ACTIVATIONS: dict[str, tuple[Function, Function]] = {
 """name -> f, and f' as a function of A = f(Z)."""
 
 
-def log_sum_exp(Z: np.ndarray) -> np.ndarray:
-    """log of the sum of exp over the columns of Z (n, c) -> (n,), without overflow."""
-    largest = Z.max(axis=1)
-    return largest + np.log(np.exp(Z - largest[:, None]).sum(axis=1))
+def log_softmax(Z: np.ndarray) -> np.ndarray:
+    """Z less the log of the sum of its exp over the columns, (n, c), without overflow."""
+    Z = Z - Z.max(axis=1, keepdims=True)
+    return Z - np.log(np.exp(Z).sum(axis=1, keepdims=True))
 
 
 def probabilities(Z: np.ndarray, head: str) -> np.ndarray:
     """Y (n, c) from logits Z (n, c)."""
-    return np.exp(Z - log_sum_exp(Z)[:, None]) if head == "softmax" else sigmoid(Z)
+    return np.exp(log_softmax(Z)) if head == "softmax" else sigmoid(Z)
 
 
 def losses(Z: np.ndarray, labels: np.ndarray, head: str) -> np.ndarray:
     """Cross-entropy of each sample (n,) from logits Z (n, c): never log(0), whatever the logits."""
-    true = Z[np.arange(len(Z)), labels]
-    return (log_sum_exp(Z) if head == "softmax" else np.logaddexp(0, Z).sum(axis=1)) - true
+    rows = np.arange(len(Z))
+    if head == "softmax":
+        return -log_softmax(Z)[rows, labels]
+    return np.logaddexp(0, Z).sum(axis=1) - Z[rows, labels]
 
 
 def forward(parameters: Arrays, X: np.ndarray, activation: str) -> tuple[list[np.ndarray], np.ndarray]:

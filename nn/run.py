@@ -20,7 +20,7 @@ from nn.model import Model
 from nn.options import Options
 from nn.plan import share
 from nn.report import Report, gather_phases, header
-from nn.training import Epoch, Machine, Training
+from nn.training import Diverged, Epoch, Machine, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -53,8 +53,10 @@ def run(
         dataset = _load(options, job, phases)
         kernels = _kernels(options, job, phases, device.driver, dataset.images.dtype)
         machine = Machine(job, device.driver, Streams(device.driver), phases, kernels)
-        pipeline = _Pipeline(options, machine, dataset, console, device.why)
-        return pipeline.evaluate() if options.evaluate else pipeline.train()
+        # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
+        with np.errstate(all="ignore"):
+            pipeline = _Pipeline(options, machine, dataset, console, device.why)
+            return pipeline.evaluate() if options.evaluate else pipeline.train()
     finally:
         device.driver.close()
 
@@ -132,10 +134,18 @@ class _Pipeline:
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
         epochs = training.run(validation, self._console)
+        self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
         return self._report(epochs, scores, result)
+
+    def _require_finite_parameters(self) -> None:
+        """The loss of a step is that of the parameters before it: the last step's are looked at."""
+        if not np.isfinite(self._model.parameters.flat.to_host()).all():
+            raise Diverged(
+                "the last step left parameters that are not finite: nothing was written; try a smaller --lr"
+            )
 
     def evaluate(self) -> Report:
         """Train nothing: score the test set, write the predictions."""

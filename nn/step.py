@@ -6,6 +6,7 @@ the device once: running it makes no decisions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -107,33 +108,26 @@ def _backward_items(
     panels: Sequence[Panel],
     rows: int,
 ) -> list[Item]:
-    """dZ_L to all gradients; W_{l+1} is read before the bucket of a layer below is ready to leave."""
+    """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
     items: list[Item] = []
-    product = 0
+    products = itertools.count(1)
     dZ = activations.A[-1].rows(0, rows)
     for layer in reversed(network.layers):
-        below = activations.A[layer - 1].rows(0, rows)
+        below, dZ_above = activations.A[layer - 1].rows(0, rows), dZ
         items.append(operations.column_sums(f"bias gradient {layer}", BACKWARD, dZ, gradients[f"b{layer}"]))
-        product += 1
+        if layer > 1:
+            dZ = activations.dA[layer - 1].rows(0, rows)
+            product = f"backward GEMM {next(products)}"
+            items.append(operations.gemm(product, BACKWARD, dZ, dZ_above, parameters[f"W{layer}"]))
+            name = f"activation gradient {layer - 1}"
+            items.append(operations.activation_backward(name, below, dZ, network.activation))
+        product = f"backward GEMM {next(products)}"
         for bucket, panel in enumerate(panels):
             if panel.layer == layer:
                 dW = gradients[f"W{layer}"].rows(panel.start, panel.stop)
-                columns = dZ.columns(panel.start, panel.stop)
-                name = f"backward GEMM {product}"
-                items.append(operations.gemm(name, BACKWARD, dW, columns, below, transpose_a=True))
+                columns = dZ_above.columns(panel.start, panel.stop)
+                items.append(operations.gemm(product, BACKWARD, dW, columns, below, transpose_a=True))
                 items.append(operations.SumGradients(bucket))
-        if layer > 1:
-            product += 1
-            dA = activations.dA[layer - 1].rows(0, rows)
-            items.append(
-                operations.gemm(f"backward GEMM {product}", BACKWARD, dA, dZ, parameters[f"W{layer}"])
-            )
-            items.append(
-                operations.activation_backward(
-                    f"activation gradient {layer - 1}", below, dA, network.activation
-                )
-            )
-            dZ = dA
     return items
 
 

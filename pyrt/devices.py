@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
-from pyrt.job import Job
+from pyrt.job import AgreedError, Job
 
 CHOICES = ("auto", "cuda", "cpu")
 
@@ -31,7 +31,7 @@ def open_device(choice: str, job: Job, share_gpus: bool) -> Device:
     visible, missing = _visible_gpus()
     reasons = [reason for reason in job.comm.allgather(missing) if reason]
     if reasons and choice == "cuda":
-        raise UserError(f"--device cuda: {reasons[0]}: use --device cpu, or run where there is a GPU")
+        raise AgreedError(f"--device cuda: {reasons[0]}: use --device cpu, or run where there is a GPU")
     if reasons:
         return Device(CpuDriver(), f"{reasons[0]}: training on the CPU with NumPy")
     with job.together():

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -122,14 +123,17 @@ def run(main: Callable[[Job], int]) -> NoReturn:
     except UserError as error:  # raised outside ``together``: the other ranks do not know
         print(f"{program}: error: {error}", file=sys.stderr, flush=True)
         job.comm.Abort(error.code)
+        os._exit(error.code)
     except SystemExit:
         raise
     except BaseException:
         _print_traceback(program, job)
         job.comm.Abort(1)
+        os._exit(1)
     sys.exit(code)
 
 
+@cache
 def join() -> Job:
     """Start MPI if need be, and find this rank's place in the job. Collective.
 

@@ -6,6 +6,7 @@ header is compared with the sizes of the zip first. Nothing is ever unpickled.
 
 import math
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,14 @@ def load(path: Path) -> Dataset:
             if name in members
         }
     return validate(shown(path), parts["x_train"], parts["y_train"], parts.get("x_test"), parts.get("y_test"))
+
+
+def arrays(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz whose names are wanted; UserError where the file is damaged."""
+    size = file_size(path)
+    with reading(path), open_zip(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        return {name: read(path, archive, info, size) for name, info in members.items() if wanted(name)}
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:

@@ -67,7 +67,7 @@ class Exchange(Protocol):
     def ready(self, bucket: int) -> None:
         """The kernels that fill this bucket are queued on the compute stream. In bucket order.
 
-        Earlier buckets' parameters may change from here on: kernels that read them are queued by now.
+        This and earlier buckets' parameters may change from here on: kernels that read them are queued.
         """
 
     def finish(self) -> None:
