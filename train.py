@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from pyrt.job import Job, run
-from pyrt.phases import Phases, process_start
+from pyrt.phases import Phases
+from pyrt.started import launch_start, process_start
 
 if TYPE_CHECKING:  # at run time only once MPI has started, see main
     from nn.console import Console
@@ -21,7 +22,8 @@ if TYPE_CHECKING:  # at run time only once MPI has started, see main
 
 def main(job: Job) -> int:
     """Exit code of one rank: 0, or 1 where the check failed."""
-    phases = Phases(process_start())
+    phases = Phases(launch_start())
+    phases.charge("start mpirun", process_start())
     phases.charge("start Python and MPI", time.perf_counter())
     with phases.phase("import packages"):
         # Only now: NumPy's BLAS takes the number of threads that the job has set.

@@ -56,9 +56,12 @@ def run(
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with np.errstate(all="ignore"):
             pipeline = _Pipeline(options, machine, dataset, console, device.why)
-            return pipeline.evaluate() if options.evaluate else pipeline.train()
+            report = pipeline.evaluate() if options.evaluate else pipeline.train()
+        phases.settle()
     finally:
-        device.driver.close()
+        with phases.phase("close device"):
+            device.driver.close()
+    return dataclasses.replace(report, phases=gather_phases(job, phases.times()))
 
 
 def _require_writable_files(options: Options) -> None:
@@ -210,9 +213,7 @@ class _Pipeline:
                 parameters.save(self._options.save, self._model.parameters.to_host(), story)
 
     def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
-        self._machine.driver.synchronize()
-        rows = gather_phases(self._job, self._phases.times())
-        return Report(self._options.as_json(), self._environment, epochs, scores, result, rows)
+        return Report(self._options.as_json(), self._environment, epochs, scores, result)
 
     def _describe(self, why: str) -> dict[str, Any]:
         """What the run stands on; also said to the console. Collective."""

@@ -8,7 +8,6 @@ from pairs of events, read when they are long done: entering and leaving a phase
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,8 +87,14 @@ class Phases:
         phase.elapsed += until - self._mark
         self._mark = until
 
+    def settle(self) -> None:
+        """Read the times that the device still holds; from here on phases are timed on the host alone."""
+        for phase in self._used:
+            phase.times()
+        self._driver = None
+
     def times(self) -> list[PhaseTimes]:
-        """Times of all phases so far, in the order of their first use; the device must be idle."""
+        """Times of all phases so far, in the order of their first use."""
         self._switch(self._current)
         return [phase.times() for phase in self._used]
 
@@ -201,18 +206,6 @@ class DeviceTimer:
         self._seconds += self._driver.elapsed(*self._pairs[index])
         self._timed += 1
         self._recorded[index] = False
-
-
-def process_start() -> float:
-    """The ``time.perf_counter()`` at which this process began, to 10 ms; now, where that is not known."""
-    now = time.perf_counter()
-    try:
-        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            ticks = float(stat.read().rsplit(")", 1)[1].split()[19])
-            age = float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return now
-    return now - max(age, 0.0)
 
 
 def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:

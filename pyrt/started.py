@@ -1,0 +1,55 @@
+"""When this process and the mpirun above it began, on the clock of ``time.perf_counter()``.
+
+So that a job's times count from where its user counts: from mpirun.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted"}
+"""Names under which launchers and their helpers run; Slurm's step daemon outlives a job and is none."""
+
+
+def process_start() -> float:
+    """When this process began, to 10 ms; now, where that is not known."""
+    return _start(os.getpid())
+
+
+def launch_start() -> float:
+    """When the launcher of this process began; the process itself where it has none on this node."""
+    pid = os.getpid()
+    while (parent := _parent(pid)) and _name(parent) in _LAUNCHERS:
+        pid = parent
+    return _start(pid)
+
+
+def _start(pid: int) -> float:
+    now = time.perf_counter()
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(_status(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return now
+    return now - max(age, 0.0)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(_status(pid)[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name, which may hold blanks: state, parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
