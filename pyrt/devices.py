@@ -1,4 +1,4 @@
-"""Which device a rank uses: the GPU that falls to it on its node, or the CPU."""
+"""Which device a rank uses: the GPU that falls to it on its node, an emulated one, or the CPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
+from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job
 
-CHOICES = ("auto", "cuda", "cpu")
+CHOICES = ("auto", "cuda", "emulated", "cpu")
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,16 @@ class Device:
 
 
 def open_device(choice: str, job: Job, share_gpus: bool) -> Device:
-    """Open ``cuda``, ``cpu`` or, for ``auto``, ``cuda`` where every rank can and ``cpu`` elsewhere.
+    """Open the device of that name or, for ``auto``, ``cuda`` where every rank can and ``cpu`` elsewhere.
 
-    Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, and for
-    more ranks on a node than GPUs unless ``share_gpus``.
+    Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, for more
+    ranks on a node than GPUs unless ``share_gpus``, and for ``emulated`` without a C++ compiler.
     """
     if choice == "cpu":
         return Device(CpuDriver(), "")
+    if choice == "emulated":
+        with job.together():
+            return Device(EmulatedDriver(), "the same kernels on the CPU, slowly: for tests")
     visible, missing = _visible_gpus()
     reasons = [reason for reason in job.comm.allgather(missing) if reason]
     if reasons and choice == "cuda":

@@ -118,6 +118,11 @@ def parse_kernels(source: str, constants: Constants) -> dict[str, list[Parameter
     }
 
 
+def kernel_names(source: str) -> list[str]:
+    """The kernels of a source without comments."""
+    return [match[1] for match in _KERNEL.finditer(source)]
+
+
 def _parameter(text: str, types: Mapping[str, str]) -> Parameter:
     words = re.sub(r"\bconst\b|\b__restrict__\b", "", text).replace("*", " * ").split()
     *kind, name = words

@@ -1,6 +1,7 @@
 """Fixtures of all tests: a device with kernels, and the project's kernels on it.
 
-Tests that use ``driver`` are marked ``gpu`` by that; where there is no GPU they are skipped and say why.
+That device is a GPU where there is one, else the emulated one. Tests that use ``driver`` are marked
+``kernels`` by that, and skipped where there is no C++ compiler either; tests marked ``gpu`` need a real GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import pytest
 
 from nn.launches import Kernels
 from pyrt.driver import Driver
+from pyrt.driver.emulated import EmulatedDriver
+from pyrt.driver.emulated.compile import compiler
+from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
 
 # MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
@@ -33,23 +37,37 @@ def no_gpu() -> str:
         return f"needs an NVIDIA GPU ({error})"
 
 
+def no_kernels() -> str:
+    """Why there is no device that runs kernels, not even an emulated one; empty where there is one."""
+    try:
+        compiler()
+    except UserError as error:
+        return f"{no_gpu()}; {error}" if no_gpu() else ""
+    return ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = no_gpu()
+    missing = {"gpu": no_gpu(), "kernels": no_kernels()}
     for item in items:
         if "driver" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.gpu)
-        if reason and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.kernels)
+        for mark, reason in missing.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Driver]:
-    """An open device that runs kernels."""
-    from pyrt.driver.cuda import CudaDriver
-
-    device = CudaDriver(0)
+    """An open device that runs kernels: a GPU, or the emulated one."""
+    device = EmulatedDriver() if no_gpu() else _open_gpu()
     yield device
     device.close()
+
+
+def _open_gpu() -> Driver:
+    from pyrt.driver.cuda import CudaDriver
+
+    return CudaDriver(0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ IMAGES = np.arange(60, dtype=np.uint8).reshape(20, 3)
 LABELS = np.arange(20, dtype=np.int32)[::-1].copy()
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])
 def feed(request):
     driver = CpuDriver() if request.param == "cpu" else request.getfixturevalue("driver")
     return Feed(driver, Streams(driver), Phases(0.0).phase("copying"), IMAGES, LABELS, rows=4)

@@ -27,7 +27,7 @@ class Place:
         self.driver.synchronize()
 
 
-@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
 def place(request, dtype):
     if request.param == "numpy":
         return Place(CpuDriver(), None)

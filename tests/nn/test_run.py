@@ -299,14 +299,14 @@ def test_ranks_train_the_network_of_the_reference(digits, monkeypatch):
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_gpus_train_the_network_of_the_reference(driver, digits, monkeypatch):
-    """Having the ``driver`` open keeps the GPU's context from one run to the next."""
-    assert not differ_from_the_reference(digits(test=2), monkeypatch, device="cuda", share_gpus=True)
+def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch):
+    """Having the ``driver`` open keeps a GPU's context from one run to the next."""
+    assert not differ_from_the_reference(digits(test=2), monkeypatch, device=driver.name, share_gpus=True)
 
 
 @pytest.mark.parametrize("gemm", ["naive", "shared", "register", "tiled"])
 def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
-    assert run(using(device="cuda", gemm=gemm, check=True, samples=110)).passed
+    assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
 
 
 @pytest.mark.parallel([4])

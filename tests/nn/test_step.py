@@ -67,7 +67,7 @@ class Model:
         return self.gradients.to_host()
 
 
-@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
 def model(request, dtype):
     """Makes a Model, in NumPy on host memory or with the kernels of a GPU."""
 

@@ -14,7 +14,7 @@ NETWORK = Network((13, 7, 5, 3), "sigmoid", "softmax")
 RATE, REG, STEPS = 0.3, 0.05, 4
 
 
-@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
 def place(request, dtype):
     """(driver, kernels); kernels is None where NumPy computes."""
     if request.param == "numpy":

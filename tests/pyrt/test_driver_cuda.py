@@ -1,67 +1,20 @@
-"""The driver protocol on a GPU: memory, order of work, launches, compiling and its cache, the end."""
+"""What only a GPU's driver must get right: its name, its context, the end of the process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyrt.devices import open_device
 from pyrt.driver import Driver
-from pyrt.errors import UserError
 from pyrt.job import Job
-from pyrt.kernels import KernelLibrary
-from pyrt.memory import Arena, DeviceArray, Layout, pinned
-from pyrt.phases import Phases
-from pyrt.streams import Streams
+from pyrt.memory import DeviceArray
 from tests.mpi import TIMEOUT, environment
-from tests.pyrt.fakes import missing_from_protocol
 
-SOURCE = r"""
-// Every kind of argument, in an order that needs gaps between them.
-extern "C" __global__ void arguments(int a, double b, float c, const int *d, const unsigned char *e, int f,
-                                     double *out)
-{
-    out[0] = a, out[1] = b, out[2] = c, out[3] = d[0], out[4] = e != nullptr, out[5] = f;
-}
-
-extern "C" __global__ void shape(int *out)
-{
-    extern __shared__ int last[];
-    if (threadIdx.x == blockDim.x - 1)
-        last[255] = threadIdx.y;  // 256 ints of shared memory, which the launch must give
-    out[0] = gridDim.x, out[1] = gridDim.y, out[2] = gridDim.z;
-    out[3] = blockDim.x, out[4] = blockDim.y, out[5] = blockDim.z;
-}
-
-// Waits for some clock cycles, then adds 1.
-extern "C" __global__ void late(int cycles, float *x)
-{
-    for (const long long start = clock64(); clock64() - start < cycles;)
-        ;
-    x[blockIdx.x * blockDim.x + threadIdx.x] += 1;
-}
-"""
-LONG = 30_000_000
-"""Clock cycles: 10 ms on the fastest GPU, long enough for work in the wrong order to be seen."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of kernels of the tests' own, with its cache in ``cache``."""
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "mine.cu").write_text(SOURCE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def mine(driver: Driver, folder: Path) -> KernelLibrary:
-    return KernelLibrary(driver, [folder], str(folder / "cache"))
+pytestmark = pytest.mark.gpu
 
 
 def run_alone(code: str) -> subprocess.CompletedProcess[str]:
@@ -69,10 +22,6 @@ def run_alone(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=TIMEOUT
     )
-
-
-def test_it_has_all_that_the_protocol_asks_for(driver: Driver) -> None:
-    assert missing_from_protocol(driver) == []
 
 
 def test_it_says_what_it_is(driver: Driver) -> None:
@@ -89,187 +38,6 @@ def test_a_rank_gets_it_without_asking(driver: Driver, job: Job) -> None:
     finally:
         device.driver.close()
     assert DeviceArray.from_host(driver, np.ones(3)).to_host().sum() == 3  # the other driver is still open
-
-
-class TestMemory:
-    @pytest.mark.parametrize("nbytes", [0, 1, 255, 4096])
-    def test_it_is_aligned(self, driver: Driver, nbytes: int) -> None:
-        pointers = [driver.allocate(nbytes) for _ in range(3)]
-        assert len(set(pointers)) == 3
-        for pointer in pointers:
-            assert pointer % 256 == 0
-            driver.free(pointer)
-
-    @pytest.mark.parametrize("name", ["uint8", "int32", "float32", "float64"])
-    @pytest.mark.parametrize("shape", [(1,), (1001,), (37, 53), (0, 7)])
-    def test_a_copy_there_and_back_is_the_same(
-        self, driver: Driver, shape: tuple[int, ...], name: str
-    ) -> None:
-        host = (np.random.default_rng(0).random(shape) * 200).astype(name)
-        array = DeviceArray.from_host(driver, host)
-        np.testing.assert_array_equal(array.to_host(), host)
-        driver.free(array.pointer)
-
-    def test_rows_are_copied_by_themselves(self, driver: Driver) -> None:
-        array = DeviceArray.from_host(driver, np.zeros((5, 7), "f4"))
-        array.rows(1, 3).set(np.ones((2, 7)))
-        np.testing.assert_array_equal(array.to_host().sum(axis=1), [0, 7, 7, 0, 0])
-        np.testing.assert_array_equal(array.rows(2, 4).to_host().sum(axis=1), [7, 0])
-
-    def test_an_arena_begins_as_zeros(self, driver: Driver) -> None:
-        layout = Layout({"W": (100, 13), "b": (13,)}, "f8")
-        dirty = DeviceArray.from_host(driver, np.full(layout.size, np.nan))
-        driver.free(dirty.pointer)
-        assert not Arena(driver, layout).flat.to_host().any()
-
-    def test_pinned_arrays_take_part_in_copies(self, driver: Driver) -> None:
-        stream = driver.create_stream()
-        up, down = pinned(driver, (300, 5), "f4"), pinned(driver, (300, 5), "f4")
-        assert pinned(driver, (0, 4), "f4").shape == (0, 4)
-        up[...] = np.arange(1500).reshape(300, 5)
-        array = DeviceArray.empty(driver, (300, 5), "f4")
-        array.queue_upload(up, stream)
-        array.queue_download(down, stream)
-        driver.synchronize_stream(stream)
-        np.testing.assert_array_equal(down, up)
-
-    def test_too_much_of_it_is_an_error_for_the_user(self, driver: Driver) -> None:
-        with pytest.raises(UserError, match=r"1125899907 MB of GPU memory asked, \d+ of \d+ MB free: use a"):
-            driver.allocate(1 << 50)
-
-    def test_the_host_cannot_look_into_it(self, driver: Driver) -> None:
-        with pytest.raises(RuntimeError, match="copy it to the host"):
-            DeviceArray.empty(driver, (3,), "f4").host_view()
-
-
-class TestOrder:
-    def test_a_stream_waits_for_what_an_event_marks(self, driver: Driver, mine: KernelLibrary) -> None:
-        streams = Streams(driver)
-        x = DeviceArray.from_host(driver, np.zeros(32, "f4"))
-        seen = pinned(driver, (32,), "f4")
-        event = driver.create_event(timing=False)
-        late = mine.kernel("mine", "late").bind((1,), (32,), LONG, x)
-        for count in (1, 2):  # an event is used again and again
-            late(streams.compute)
-            driver.record(event, streams.compute)
-            driver.wait(streams.download, event)
-            x.queue_download(seen, streams.download)
-            driver.synchronize_stream(streams.download)
-            assert np.all(seen == count)
-            assert driver.is_done(event)
-
-    def test_the_host_waits_for_an_event_or_for_all(self, driver: Driver, mine: KernelLibrary) -> None:
-        compute = driver.create_stream()
-        x = DeviceArray.from_host(driver, np.zeros(32, "f4"))
-        late = mine.kernel("mine", "late").bind((1,), (32,), LONG, x)
-        event = driver.create_event(timing=False)
-        late(compute)
-        driver.record(event, compute)
-        driver.synchronize_event(event)
-        assert driver.is_done(event)
-        late(compute)
-        assert np.all(x.to_host() == 2)  # to_host waits for all streams
-
-    def test_elapsed_is_in_seconds(self, driver: Driver, mine: KernelLibrary) -> None:
-        compute = driver.create_stream()
-        x = DeviceArray.from_host(driver, np.zeros(32, "f4"))
-        late = mine.kernel("mine", "late").bind((1,), (32,), LONG, x)
-        start, stop = (driver.create_event(timing=True) for _ in range(2))
-        before = time.perf_counter()
-        driver.record(start, compute)
-        late(compute)
-        driver.record(stop, compute)
-        driver.synchronize_event(stop)
-        outside = time.perf_counter() - before
-        assert LONG / 10e9 < driver.elapsed(start, stop) < outside + 1e-3
-
-    def test_phases_time_kernels_without_waiting_for_them(self, driver: Driver, mine: KernelLibrary) -> None:
-        phases = Phases(time.perf_counter())
-        phases.use_device(driver)
-        compute = driver.create_stream()
-        x = DeviceArray.from_host(driver, np.zeros(32, "f4"))
-        late = mine.kernel("mine", "late").bind((1,), (32,), 300_000, x)
-        for _ in range(40):
-            with phases.phase("late", compute):
-                late(compute)
-        driver.synchronize()
-        (times,) = [times for times in phases.times() if times.name == "late"]
-        assert times.calls == 40
-        assert 16 <= times.device_calls <= 40
-        assert times.device / times.device_calls > 300_000 / 10e9
-
-
-class TestLaunch:
-    def test_arguments_of_every_kind_arrive(self, driver: Driver, mine: KernelLibrary) -> None:
-        out = DeviceArray.from_host(driver, np.zeros(6))
-        d = DeviceArray.from_host(driver, np.array([77], np.int32))
-        kernel = mine.kernel("mine", "arguments")
-        kernel.bind((1,), (1,), -5, 1 / 3, 0.25, d, None, 2**31 - 1, out)(driver.create_stream())
-        np.testing.assert_array_equal(out.to_host(), [-5, 1 / 3, 0.25, 77, 0, 2**31 - 1])
-
-    def test_grid_block_and_shared_memory_arrive(self, driver: Driver, mine: KernelLibrary) -> None:
-        out = DeviceArray.from_host(driver, np.zeros(6, np.int32))
-        launch = mine.kernel("mine", "shape").bind((5, 2, 3), (32, 4), out, shared=1024)
-        launch(driver.create_stream())
-        np.testing.assert_array_equal(out.to_host(), [5, 2, 3, 32, 4, 1])
-
-
-class TestCache:
-    def launch(self, library: KernelLibrary) -> None:
-        x = DeviceArray.from_host(library.driver, np.zeros(32, "f4"))
-        library.kernel("mine", "late").bind((1,), (32,), 0, x)(library.driver.create_stream())
-        assert np.all(x.to_host() == 1)
-
-    def test_what_is_in_the_cache_needs_no_compiler(
-        self, driver: Driver, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        cache = str(tmp_path / "cache")
-        KernelLibrary(driver, [folder], cache).compile([("mine", {})])
-        monkeypatch.setenv("PATH", str(tmp_path))
-        self.launch(KernelLibrary(driver, [folder], cache))
-
-    def test_another_source_is_compiled(self, driver: Driver, tmp_path: Path) -> None:
-        for number in (1, 2, 1):
-            (tmp_path / "mine.cu").write_text(
-                f'extern "C" __global__ void give(int *out) {{ out[0] = {number}; }}'
-            )
-            out = DeviceArray.from_host(driver, np.zeros(1, np.int32))
-            library = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache"))
-            library.kernel("mine", "give").bind((1,), (1,), out)(driver.create_stream())
-            assert out.to_host() == [number]
-        assert len(list((tmp_path / "cache").iterdir())) == 2
-
-    def test_jobs_that_compile_at_once_share_one_result(
-        self, driver: Driver, folder: Path, tmp_path: Path
-    ) -> None:
-        cache = tmp_path / "cache"
-        libraries = [KernelLibrary(driver, [folder], str(cache)) for _ in range(4)]
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda library: library.compile([("mine", {})]), libraries))
-        assert len(list(cache.iterdir())) == 1
-        self.launch(libraries[0])
-
-    def test_what_a_killed_job_left_behind_is_not_used(
-        self, driver: Driver, folder: Path, tmp_path: Path
-    ) -> None:
-        """Its unfinished folder holds half of every file of the finished one."""
-        cache = tmp_path / "cache"
-        KernelLibrary(driver, [folder], str(cache)).compile([("mine", {})])
-        (finished,) = cache.iterdir()
-        finished.rename(cache / "compiling-killed")
-        for file in (cache / "compiling-killed").iterdir():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        self.launch(KernelLibrary(driver, [folder], str(cache)))
-        assert finished.is_dir()
-
-    def test_the_compilers_words_name_file_and_line_and_nothing_is_kept(
-        self, driver: Driver, tmp_path: Path
-    ) -> None:
-        (tmp_path / "wrong.cu").write_text('\n\nextern "C" __global__ void wrong(int *x)\n{ x[0] = y; }\n')
-        library = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache"))
-        with pytest.raises(UserError, match=r'wrong\.cu\(4\): error: identifier "y" is undefined'):
-            library.kernel("wrong", "wrong")
-        assert list((tmp_path / "cache").iterdir()) == []
 
 
 class TestEnd:

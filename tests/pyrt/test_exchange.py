@@ -145,7 +145,7 @@ def test_host_memory(job: Job) -> None:
 
 
 @pytest.mark.parallel([1, 2, 4])
-def test_ranks_that_share_a_gpu(driver: Driver, job: Job) -> None:
+def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
     for name, (case, buckets), dtype in itertools.product(
         EXCHANGES[:2], BUCKETS.items(), ("float32", "float64")
     ):

@@ -1,0 +1,124 @@
+"""From CUDA or C++ source to a shared library for this machine's processor, cached on disk.
+
+The compiler is g++ or clang++, whichever PATH has; no CUDA is needed. A kernel file goes through as it is,
+but for its ``__shared__`` declarations: C++ has no storage that belongs to a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from pyrt.cache import cache_folder
+from pyrt.errors import UserError
+from pyrt.kernels import kernel_names
+
+HERE = Path(__file__).resolve().parent
+NAMES = HERE / "cuda_names.h"
+_RUNTIME = [HERE / "runtime.cpp"]
+_LIBRARY = "library.so"
+
+# initial-exec: threadIdx is one load from thread-local storage, not a call. No contraction to fused
+# multiply-adds: the same bits on every processor.
+_FLAGS = [
+    *("-std=c++17", "-O2", "-g1", "-fPIC", "-pthread", "-ftls-model=initial-exec"),
+    *("-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fno-stack-protector"),
+]
+
+_DYNAMIC = re.compile(r"\bextern\s+__shared__\s+([^;]*?)\s*\b(\w+)\s*\[\s*\]\s*;")
+_STATIC = re.compile(
+    r"(?:\bstatic\s+)?\b__shared__\s+(?:(?:alignas|__align__)\s*\((?P<alignment>[^)]*)\)\s*)?"
+    r"(?P<type>[^;,=]*?)\s*\b(?P<name>\w+)\s*(?P<sizes>(?:\[[^;\]]*\]\s*)*);"
+)
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+@cache
+def compiler() -> tuple[str, str]:
+    """Path and version of the C++ compiler. Raises UserError where there is none."""
+    for name in ("g++", "clang++"):
+        path = shutil.which(name)
+        if path is not None:
+            return path, subprocess.check_output([path, "--version"], text=True)
+    raise UserError("the emulated device needs a C++ compiler: install g++ or clang++")
+
+
+def runtime_library() -> Path:
+    """The compiled runtime, for all kernels; compiled on first use."""
+    text = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
+    folder = cache_folder("emulated")
+    return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, (), folder)
+
+
+def kernel_library(source: str, cache_dir: str) -> Path:
+    """The compiled form of a whole kernel source, from the cache where it is there.
+
+    Raises UserError with the compiler's words.
+    """
+    text = translate(source)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cpp"
+        path.write_text(text)
+        return _build(text + NAMES.read_text(), [path], ("-include", str(NAMES)), Path(cache_dir))
+
+
+def translate(source: str) -> str:
+    """C++ of a CUDA source, line by line: shared variables found in the block's storage, and for each kernel
+    a function ``emulated_call_<name>`` that takes its arguments packed.
+    """
+    source = _COMMENT.sub(_blank, source)
+    source = _DYNAMIC.sub(r"\1 *const \2 = static_cast<\1 *>(emulated_dynamic_shared());", source)
+    source = _STATIC.sub(_shared_variable, source)
+    if "__shared__" in source:
+        line = source[source.index("__shared__") :].split("\n")[0]
+        raise UserError(
+            f"one __shared__ variable a declaration, without initialiser, can be emulated: {line}"
+        )
+    calls = [
+        f'extern "C" void emulated_call_{name}(const char *packed) {{ emulated::call({name}, packed); }}'
+        for name in kernel_names(source)
+    ]
+    return "\n".join([source, *calls, ""])
+
+
+def _blank(comment: re.Match[str]) -> str:
+    """A comment's line breaks, so that what follows keeps its line."""
+    return "\n" * comment[0].count("\n") or " "
+
+
+def _shared_variable(match: re.Match[str]) -> str:
+    kind = f"{match['type']} {match['sizes']}".strip()
+    alignment = f", {match['alignment']}" if match["alignment"] else ""
+    return f"auto &{match['name']} = emulated::shared_variable<{kind}{alignment}>([] {{}});"
+
+
+def _build(key: str, files: Sequence[Path], flags: Sequence[str], cache: Path) -> Path:
+    """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
+    path, version = compiler()
+    command = [path, *_FLAGS, *flags, "-shared"]
+    folder = cache / hashlib.sha256("\0".join([key, version, *command]).encode()).hexdigest()[:32]
+    if not folder.is_dir():
+        _compile([*command, *map(str, files)], folder)
+    return folder / _LIBRARY
+
+
+def _compile(command: Sequence[str], folder: Path) -> None:
+    """Run the compiler; the folder with its library appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
+    try:
+        done = subprocess.run([*command, "-o", str(scratch / _LIBRARY)], capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"{Path(command[0]).name} does not compile it\n{done.stderr}")
+        scratch.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another job was faster, with the same result
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,438 @@
+// The emulated device's kernels at work: blocks run over the cores, the threads of a block are fibres.
+//
+// A launch has a worker (an operating system thread) for each core. A worker takes a block and passes over
+// its threads again and again: each runs until it ends, waits at a barrier or for its warp, or pauses
+// because it polls memory that others write. A block whose threads all do nothing but poll is put behind
+// another one, which is started for that if need be. A loop that polls by plain volatile loads never comes
+// back to the scheduler; so where no block has started or ended for a while, one more worker joins. Thus
+// all blocks get their turn, whatever they wait for.
+
+#include "runtime.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <thread>
+
+namespace emulated {
+
+thread_local const Place *place;
+thread_local Thread *running;
+static thread_local jmp_buf scheduler;
+
+// ---------------------------------------------------------------------------------------------------------
+// Fibres. makecontext puts a function on a stack of its own, once; from then on _setjmp and _longjmp switch,
+// without a system call.
+// ---------------------------------------------------------------------------------------------------------
+
+static std::mutex idle_mutex;
+static std::vector<Fibre *> idle_fibres;
+
+static void end_of_thread(Thread &thread);
+
+// Not inlined, like end_of_thread: a fibre goes on under another operating system thread than before, so the
+// loop below must not keep the address of a thread_local variable.
+static __attribute__((noinline)) void run_thread()
+{
+    Launch &launch = running->block->launch;
+    launch.kernel(launch.arguments);
+    end_of_thread(*running);
+}
+
+static __attribute__((noinline)) void to_scheduler() { _longjmp(scheduler, 1); }
+
+__attribute__((noinline)) void suspend()
+{
+    if (!_setjmp(running->fibre->here))
+        to_scheduler();
+}
+
+static void fibre_main(unsigned high, unsigned low)
+{
+    Fibre *fibre = reinterpret_cast<Fibre *>(uintptr_t(high) << 32 | low);
+    for (;;) {
+        if (!_setjmp(fibre->here))
+            to_scheduler();
+        run_thread();
+    }
+}
+
+static Fibre *new_fibre()
+{
+    Fibre *fibre = new Fibre;
+    void *stack = mmap(nullptr, Fibre::STACK, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    fibre->stack = static_cast<char *>(stack);
+    // Stacks that begin at the same place of a page would fight for the same few lines of the cache.
+    static std::atomic<size_t> count{0};
+    const size_t shift = count++ % 128 * 128;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = Fibre::STACK - shift;
+    context.uc_link = nullptr;
+    const uintptr_t self = reinterpret_cast<uintptr_t>(fibre);
+    makecontext(&context, reinterpret_cast<void (*)()>(fibre_main), 2, unsigned(self >> 32), unsigned(self));
+    if (!_setjmp(scheduler))
+        setcontext(&context);
+    return fibre;
+}
+
+static Fibre *take_fibre()
+{
+    {
+        std::lock_guard<std::mutex> lock(idle_mutex);
+        if (!idle_fibres.empty()) {
+            Fibre *fibre = idle_fibres.back();
+            idle_fibres.pop_back();
+            return fibre;
+        }
+    }
+    return new_fibre();
+}
+
+static void give_back(Fibre *fibre)
+{
+    std::lock_guard<std::mutex> lock(idle_mutex);
+    idle_fibres.push_back(fibre);
+}
+
+// A fibre whose thread will never end.
+static void discard(Fibre *fibre)
+{
+    munmap(fibre->stack, Fibre::STACK);
+    delete fibre;
+}
+
+static void resume(Thread &thread)
+{
+    if (!thread.fibre)
+        thread.fibre = take_fibre();
+    thread.paused = false;
+    running = &thread;
+    place = &thread.place;
+    if (!_setjmp(scheduler))
+        _longjmp(thread.fibre->here, 1);
+    running = nullptr;
+    if (thread.state == State::done) {
+        give_back(thread.fibre);
+        thread.fibre = nullptr;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Blocks
+// ---------------------------------------------------------------------------------------------------------
+
+static const size_t SHARED_BYTES = 256 << 10;  // more than any GPU gives a block
+static const unsigned char POISON = 0xff;      // NaN in every floating point type
+
+static Place place_of(const Launch &launch, unsigned block, unsigned thread)
+{
+    const dim3 &b = launch.block, &g = launch.grid;
+    return {{thread % b.x, thread / b.x % b.y, thread / b.x / b.y},
+            {block % g.x, block / g.x % g.y, block / g.x / g.y},
+            b,
+            g};
+}
+
+Block::Block(Launch &launch, unsigned number)
+    : launch(launch), threads(launch.block.x * launch.block.y * launch.block.z),
+      warps((threads.size() + WARP - 1) / WARP), alive(threads.size())
+{
+    for (int i = 0; i < alive; i++) {
+        threads[i].place = place_of(launch, number, i);
+        threads[i].block = this;
+        threads[i].number = i;
+        warps[i / WARP].alive |= 1u << i % WARP;
+    }
+    shared.start = static_cast<char *>(aligned_alloc(1024, SHARED_BYTES));
+    memset(shared.start, POISON, launch.dynamic_shared);
+    shared.used = launch.dynamic_shared;
+}
+
+Block::~Block()
+{
+    for (Thread &thread : threads)
+        if (thread.fibre)
+            discard(thread.fibre);
+    free(shared.start);
+}
+
+// The barrier opens once all threads have arrived that have not ended, as on a GPU.
+static bool open_barrier(Block &block)
+{
+    if (block.arrived == 0 || block.arrived < block.alive)
+        return false;
+    block.result = block.counted;
+    block.arrived = block.counted = 0;
+    for (Thread &thread : block.threads)
+        if (thread.state == State::at_barrier)
+            thread.state = State::ready;
+    return true;
+}
+
+// Lets the lanes in mask go on once all of them wait that have not ended.
+static bool let_meet(Block &block, int warp_number, unsigned mask)
+{
+    Warp &warp = block.warps[warp_number];
+    const unsigned lanes = mask & warp.alive;
+    if ((warp.waiting & lanes) != lanes)
+        return false;
+    warp.waiting &= ~lanes;
+    for (int lane = 0; lane < WARP; lane++) {
+        if (!(mask >> lane & 1))
+            continue;
+        warp.values[lane] = 0;
+        if (lanes >> lane & 1) {
+            Thread &thread = block.threads[warp_number * WARP + lane];
+            warp.values[lane] = thread.value;
+            thread.state = State::ready;
+        }
+    }
+    return true;
+}
+
+static __attribute__((noinline)) void end_of_thread(Thread &thread)
+{
+    Block &block = *thread.block;
+    const int warp_number = thread.number / WARP;
+    Warp &warp = block.warps[warp_number];
+    thread.state = State::done;
+    block.alive--;
+    warp.alive &= ~(1u << thread.number % WARP);
+    open_barrier(block);
+    for (int lane = 0; lane < WARP; lane++)
+        if (warp.waiting >> lane & 1)
+            let_meet(block, warp_number, block.threads[warp_number * WARP + lane].mask);
+}
+
+void Launch::fail(const Thread &thread, const void *code, const char *what)
+{
+    std::lock_guard<std::mutex> lock(mutex);
+    if (failed.exchange(true))
+        return;
+    strncpy(finding->what, what, sizeof finding->what - 1);
+    finding->code = const_cast<void *>(code);
+    const uint3 &b = thread.place.block, &t = thread.place.thread;
+    const unsigned block[] = {b.x, b.y, b.z}, index[] = {t.x, t.y, t.z};
+    memcpy(finding->block, block, sizeof block);
+    memcpy(finding->thread, index, sizeof index);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Workers
+// ---------------------------------------------------------------------------------------------------------
+
+enum class Progress { ended, made, polls };
+
+// Runs every thread that can run, once.
+static Progress pass(Block &block)
+{
+    bool ran = false, made = false;
+    for (Thread &thread : block.threads) {
+        if (thread.state != State::ready)
+            continue;
+        resume(thread);
+        ran = true;
+        made |= !thread.paused;
+        if (block.launch.failed)
+            return Progress::ended;
+    }
+    if (block.alive == 0)
+        return Progress::ended;
+    if (!ran) {
+        const auto stuck = std::find_if(block.threads.begin(), block.threads.end(),
+                                        [](const Thread &thread) { return thread.state != State::done; });
+        block.launch.fail(*stuck, stuck->line,
+                          stuck->state == State::at_barrier
+                              ? "waits at a barrier for threads that wait elsewhere"
+                              : "waits for lanes of its warp that wait elsewhere");
+        return Progress::ended;
+    }
+    return made ? Progress::made : Progress::polls;
+}
+
+static std::unique_ptr<Block> next_block(Launch &launch)
+{
+    const unsigned number = launch.started++;
+    return number < launch.blocks ? std::make_unique<Block>(launch, number) : nullptr;
+}
+
+static void end_block(Launch &launch)
+{
+    std::lock_guard<std::mutex> lock(launch.mutex);
+    launch.ended++;
+    launch.finished.notify_one();
+}
+
+static void work(Launch &launch)
+{
+    std::deque<std::unique_ptr<Block>> blocks;
+    size_t polling = 0;  // blocks at the end of the queue that only polled when they last ran
+    while (!launch.failed) {
+        if (polling == blocks.size()) {
+            if (auto block = next_block(launch)) {
+                blocks.push_front(std::move(block));
+            } else if (blocks.empty()) {
+                return;
+            } else {
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+                polling = 0;
+            }
+        }
+        switch (pass(*blocks.front())) {
+        case Progress::made:
+            break;
+        case Progress::ended:
+            blocks.pop_front();
+            end_block(launch);
+            break;
+        case Progress::polls:
+            blocks.push_back(std::move(blocks.front()));
+            blocks.pop_front();
+            polling++;
+        }
+    }
+}
+
+static unsigned cores()
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+static void run(Launch &launch)
+{
+    const auto patience = std::chrono::milliseconds(20);
+    std::vector<std::thread> workers;
+    for (unsigned i = 0; i < std::min(cores(), launch.blocks); i++)
+        workers.emplace_back(work, std::ref(launch));
+
+    std::unique_lock<std::mutex> lock(launch.mutex);
+    unsigned before = 0;
+    while (launch.ended < launch.blocks && !launch.failed) {
+        launch.finished.wait_for(lock, patience);
+        const unsigned now = launch.started + launch.ended;
+        if (now == before && launch.started < launch.blocks)
+            workers.emplace_back(work, std::ref(launch));
+        before = now;
+    }
+    lock.unlock();
+    for (std::thread &worker : workers)
+        worker.join();
+}
+
+}  // namespace emulated
+
+// ---------------------------------------------------------------------------------------------------------
+// What kernels call
+// ---------------------------------------------------------------------------------------------------------
+
+using namespace emulated;
+
+extern "C" {
+
+int emulated_barrier(int predicate)
+{
+    Thread &thread = *running;
+    Block &block = *thread.block;
+    thread.line = __builtin_return_address(0);
+    thread.state = State::at_barrier;
+    block.arrived++;
+    block.counted += predicate;
+    if (!open_barrier(block))
+        suspend();
+    return block.result;
+}
+
+void emulated_meet(unsigned mask, uint64_t value)
+{
+    Thread &thread = *running;
+    const int warp_number = thread.number / WARP;
+    thread.line = __builtin_return_address(0);
+    thread.state = State::at_warp;
+    thread.mask = mask;
+    thread.value = value;
+    thread.block->warps[warp_number].waiting |= 1u << thread.number % WARP;
+    if (!let_meet(*thread.block, warp_number, mask))
+        suspend();
+}
+
+uint64_t emulated_value(unsigned lane)
+{
+    return running->block->warps[running->number / WARP].values[lane];
+}
+
+void emulated_pause()
+{
+    running->paused = true;
+    suspend();
+}
+
+// A thread that polls comes here again and again; one that does not pays for a switch now and then.
+static void maybe_pause()
+{
+    const int patience = 16;
+    if (++running->tries % patience == 0)
+        emulated_pause();
+}
+
+void emulated_atomic(const volatile void *, int) { maybe_pause(); }
+
+void emulated_fence()
+{
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    maybe_pause();
+}
+
+long long emulated_nanoseconds()
+{
+    maybe_pause();
+    return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+void *emulated_shared(const void *key, size_t size, size_t alignment)
+{
+    SharedMemory &shared = running->block->shared;
+    for (const auto &variable : shared.variables)
+        if (variable.key == key)
+            return variable.address;
+    const size_t start = (shared.used + alignment - 1) / alignment * alignment;
+    char *address = shared.start + start;
+    shared.used = start + size;
+    if (shared.used > SHARED_BYTES)
+        abort();
+    memset(address, POISON, size);
+    shared.variables.push_back({key, address});
+    return address;
+}
+
+void *emulated_dynamic_shared() { return running->block->shared.start; }
+
+// ---------------------------------------------------------------------------------------------------------
+// What Python calls
+// ---------------------------------------------------------------------------------------------------------
+
+// Runs a kernel to its end; 0, or 1 where `finding` says what stopped it. grid and block are x, y, z.
+int emulated_launch(void (*kernel)(const char *), const unsigned *grid, const unsigned *block,
+                    const char *arguments, size_t dynamic_shared, Finding *finding)
+{
+    Launch launch;
+    launch.kernel = kernel;
+    launch.arguments = arguments;
+    launch.grid = dim3(grid[0], grid[1], grid[2]);
+    launch.block = dim3(block[0], block[1], block[2]);
+    launch.dynamic_shared = dynamic_shared;
+    launch.blocks = grid[0] * grid[1] * grid[2];
+    launch.finding = finding;
+    run(launch);
+    return launch.failed;
+}
+}

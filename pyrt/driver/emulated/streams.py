@@ -1,0 +1,102 @@
+"""Streams and events of the emulated device: a stream is a thread that works through a queue.
+
+Work is done when its turn comes and not before, so that a missing synchronisation shows as wrong data.
+Copies and kernels run outside the interpreter lock, beside the host and each other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+Work = Callable[[], None]
+WorkQueue = queue.SimpleQueue[Work | None]
+
+
+class Mark:
+    """A place in a stream, and when it was passed."""
+
+    def __init__(self) -> None:
+        self._passed = threading.Event()
+        self.time = 0.0
+
+    def pass_by(self) -> None:
+        self.time = time.perf_counter()
+        self._passed.set()
+
+    @property
+    def passed(self) -> bool:
+        return self._passed.is_set()
+
+    def wait(self) -> None:
+        self._passed.wait()
+
+
+class Event:
+    """The latest place that was marked; at first one that everybody has passed."""
+
+    def __init__(self) -> None:
+        self.mark = Mark()
+        self.mark.pass_by()
+
+
+class Stream:
+    """A place to queue work. Its worker ends once this handle is out of use and the work is done."""
+
+    def __init__(self, work: WorkQueue) -> None:
+        self._work = work
+        weakref.finalize(self, work.put, None)
+
+    def queue(self, work: Work) -> None:
+        self._work.put(work)
+
+    def mark(self) -> Mark:
+        """A new mark behind all that was queued."""
+        return _mark(self._work)
+
+
+class Workers:
+    """The threads behind the streams of a device. What work raises goes to ``report``."""
+
+    def __init__(self, report: Callable[[Exception], None]) -> None:
+        self._report = report
+        self._busy: set[WorkQueue] = set()
+        self._lock = threading.Lock()
+
+    def create_stream(self) -> Stream:
+        work: WorkQueue = queue.SimpleQueue()
+        with self._lock:
+            self._busy.add(work)
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+        return Stream(work)
+
+    def wait(self) -> None:
+        """Wait until all that is queued now is done, on streams out of use too."""
+        with self._lock:
+            marks = [_mark(work) for work in self._busy]
+        for mark in marks:
+            mark.wait()
+
+    def _run(self, work: WorkQueue) -> None:
+        while (item := work.get()) is not None:
+            self._do(item)
+        with self._lock:
+            self._busy.remove(work)
+        while not work.empty():  # the last marks of wait()
+            self._do(work.get())
+
+    def _do(self, item: Work | None) -> None:
+        try:
+            if item is not None:
+                item()
+        except Exception as error:
+            self._report(error)
+
+
+def _mark(work: WorkQueue) -> Mark:
+    mark = Mark()
+    work.put(mark.pass_by)
+    return mark
