@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,7 +143,9 @@ def join() -> Job:
     for variable, value in _TUNING.items():
         os.environ.setdefault(variable, value)
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mpi4py's of a foreign launcher: _check_launcher refuses it
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise UserError(

@@ -182,7 +182,7 @@ class Kernel:
                 kind = argument.dtype if isinstance(argument, DeviceArray) else type(argument).__name__
                 raise TypeError(f"{where} is an array of {parameter.dtype}, not {kind}")
             return argument.pointer
-        if isinstance(argument, (DeviceArray, bool)) or argument is None:
+        if isinstance(argument, bool) or not isinstance(argument, (int, float)):
             raise TypeError(f"{where} is a number, not {argument!r}")
         if parameter.code == "i" and not (isinstance(argument, int) and -(2**31) <= argument < 2**31):
             raise TypeError(f"{where} is a 32-bit integer, not {argument!r}")

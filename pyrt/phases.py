@@ -81,16 +81,17 @@ class Phases:
     def charge(self, name: str, until: float) -> None:
         """Charge the time from the last mark until ``until`` (a ``perf_counter``) to a phase, afterwards."""
         phase = self.phase(name)
+        if phase.calls == 0:
+            self._used.append(phase)
         phase.calls += 1
-        self._used.append(phase)
         phase.host += until - self._mark
         phase.elapsed += until - self._mark
         self._mark = until
 
     def settle(self) -> None:
         """Read the times that the device still holds; from here on phases are timed on the host alone."""
-        for phase in self._used:
-            phase.times()
+        for phase in self._phases.values():
+            phase.settle()
         self._driver = None
 
     def times(self) -> list[PhaseTimes]:
@@ -120,6 +121,7 @@ class Phase:
         "_phases",
         "_pop",
         "_push",
+        "_settled",
         "calls",
         "elapsed",
         "host",
@@ -136,6 +138,7 @@ class Phase:
         self._phases = phases
         self._outer: Phase | None = None
         self._entered = 0.0
+        self._settled = (0.0, 0)
         self._push, self._pop = _nvtx_range(name)
 
     def __enter__(self) -> Phase:
@@ -152,18 +155,23 @@ class Phase:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # the device may be in error: keep the exception that matters
-            return
-        if self.timer is not None:
-            self.timer.stop()
-        self._phases._finish()
+        if kind is None:  # else the device may be in error too: keep the exception that matters
+            if self.timer is not None:
+                self.timer.stop()
+            self._phases._finish()
         self._pop()
         assert self._outer is not None
         self.elapsed += self._phases._switch(self._outer) - self._entered
 
+    def settle(self) -> None:
+        """Read the device's times and leave it alone from here on."""
+        if self.timer is not None:
+            self._settled = self.timer.total()
+            self.timer = None
+
     def times(self) -> PhaseTimes:
         """What was measured so far; waits for the phase's events."""
-        seconds, timed = self.timer.total() if self.timer is not None else (0.0, 0)
+        seconds, timed = self.timer.total() if self.timer is not None else self._settled
         return PhaseTimes(self.name, self.calls, self.host, self.elapsed, seconds, timed)
 
 

@@ -62,6 +62,7 @@ class TestStart:
         ranks = json.loads(done.stdout)
         assert [rank["place"] for rank in ranks] == [[0, 3, 0, 3], [1, 3, 1, 3], [2, 3, 2, 3]]
         for rank in ranks:
+            assert rank["joined once"]
             assert not rank["numpy loaded"]
             assert 1 <= rank["threads"] <= rank["cores"]
             assert rank["blas"] == [str(rank["threads"])] * 2 + ["7"]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from pyrt.errors import UserError
-from pyrt.job import Job, run
+from pyrt.job import Job, join, run
 
 
 def describe(job: Job) -> int:
@@ -24,6 +24,7 @@ def describe(job: Job) -> int:
     job.wait_for_all()
     found = {
         "place": [job.rank, job.size, job.node.rank, job.node.size],
+        "joined once": join() is job,
         "library": job.library,
         "cores": len(os.sched_getaffinity(0)),
         "threads": job.threads,
