@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,34 +18,40 @@ import numpy as np
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
 from pyrt.driver.emulated.runtime import DeviceError, Function, Runtime
-from pyrt.driver.emulated.streams import Event, Stream, Workers
+from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
 
 __all__ = ["DeviceError", "EmulatedDriver"]
 
-ALIGNMENT = 256
-POISON = 0xFF
-"""The byte that fresh memory is full of: NaN in every floating point type."""
+SANITIZE_VARIABLE = "PYRT_SANITIZE"
+"""Set to something but 0, it turns the checks on."""
 
 
 class EmulatedDriver:
-    """Host memory, threads and a C++ compiler in the place of a GPU. Raises UserError without a compiler."""
+    """Host memory, threads and a C++ compiler in the place of a GPU.
+
+    ``sanitize`` turns the checks on, and so does ``$PYRT_SANITIZE`` set to something but 0: what they
+    find is raised as DeviceError at the next synchronisation. Raises UserError without a compiler.
+    """
 
     name = "emulated"
     architecture = "emulated"
     has_kernels = True
 
-    def __init__(self) -> None:
-        self._runtime = Runtime()
-        self.device_name = f"{_cores()} cores"
-        self._allocations: dict[int, np.ndarray] = {}
+    def __init__(self, sanitize: bool = False) -> None:
+        self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "0") != "0"
+        self._runtime = Runtime(self._sanitize)
+        self.device_name = f"{_cores()} cores{', with checks' if self._sanitize else ''}"
+        self._sizes: dict[int, int] = {}
         self._workers = Workers(self._report)
+        self._uses = Uses()
         self._lock = threading.Lock()
         self._error: Exception | None = None
 
     def close(self) -> None:
         self._workers.wait()
-        self._allocations.clear()
+        for pointer in list(self._sizes):
+            self.free(pointer)
 
     # memory
 
@@ -55,13 +62,15 @@ class EmulatedDriver:
                 f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked, {free / 1e6:.0f} of "
                 f"{total / 1e6:.0f} MB free: use a smaller --batch or --hidden"
             )
-        block = np.full(nbytes + ALIGNMENT, POISON, np.uint8)
-        pointer = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
-        self._allocations[pointer] = block
+        pointer = self._runtime.allocate(nbytes)
+        self._sizes[pointer] = nbytes
         return pointer
 
     def free(self, pointer: int) -> None:
-        del self._allocations[pointer]
+        nbytes = self._sizes.pop(pointer)
+        for what in self._uses.of(pointer, nbytes):
+            self._report(DeviceError(f"{nbytes} bytes of memory were freed while {what} still uses them"))
+        self._runtime.free(pointer, nbytes)
 
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
@@ -69,16 +78,32 @@ class EmulatedDriver:
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
 
-    # copies; a worker holds the host array until it is done with it
+    # copies; what is queued holds the host array until it is done
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: Stream) -> None:
-        stream.queue(lambda: _move(pointer, host.ctypes.data, host.nbytes))
+        promised = host.tobytes() if self._sanitize else None
+
+        def copy() -> None:
+            if promised is not None and host.tobytes() != promised:
+                raise DeviceError(
+                    f"a host array of shape {host.shape} changed between copy_to_device and the stream's copy"
+                )
+            self._runtime.copy(pointer, host.ctypes.data, host.nbytes)
+
+        self._queue(stream, "a copy to the device", [pointer], copy)
 
     def copy_to_host(self, host: np.ndarray, pointer: int, stream: Stream) -> None:
-        stream.queue(lambda: _move(host.ctypes.data, pointer, host.nbytes))
+        def copy() -> None:
+            self._runtime.copy(host.ctypes.data, pointer, host.nbytes)
+
+        self._queue(stream, "a copy to the host", [pointer], copy)
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: Stream) -> None:
-        stream.queue(lambda: _fill(pointer, byte, nbytes))
+        self._queue(stream, "a fill", [pointer], lambda: self._runtime.fill(pointer, byte, nbytes))
+
+    def _queue(self, stream: Stream, what: str, addresses: Iterable[int], work: Work) -> None:
+        """Queue work that uses the memory at these addresses."""
+        stream.queue(self._uses.noting(what, addresses, work) if self._sanitize else work)
 
     # streams and events
 
@@ -113,9 +138,12 @@ class EmulatedDriver:
         return stop.mark.time - start.mark.time
 
     def _report(self, error: Exception) -> None:
-        """Keep the first error for the next synchronisation; called by the streams' threads."""
+        """Keep an error for the next synchronisation, later ones as its notes; streams' threads call this."""
         with self._lock:
-            self._error = self._error or error
+            if self._error is None:
+                self._error = error
+            else:
+                self._error.add_note(str(error))
 
     def _raise_error(self) -> None:
         with self._lock:
@@ -126,10 +154,10 @@ class EmulatedDriver:
     # kernels
 
     def compile(self, source: str, cache_dir: str) -> None:
-        compile.kernel_library(source, cache_dir)
+        compile.kernel_library(source, cache_dir, self._sanitize)
 
     def load_module(self, source: str, cache_dir: str) -> ctypes.CDLL:
-        return self._runtime.load(compile.kernel_library(source, cache_dir))
+        return self._runtime.load(compile.kernel_library(source, cache_dir, self._sanitize))
 
     def function(self, module: ctypes.CDLL, name: str) -> Function:
         return Function(module, name)
@@ -137,22 +165,14 @@ class EmulatedDriver:
     def launcher(
         self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int
     ) -> Callable[[Stream], None]:
-        def launch(stream: Stream) -> None:
-            stream.queue(lambda: self._runtime.launch(function, grid, block, arguments, shared))
+        # A pointer lies at a multiple of its size; numbers that look like one point to no allocation.
+        count = len(arguments) // 8
+        addresses = struct.unpack_from(f"{count}Q", arguments)
 
-        return launch
+        def run() -> None:
+            self._runtime.launch(function, grid, block, arguments, shared)
 
-
-def _move(target: int, source: int, nbytes: int) -> None:
-    _LIBC.memcpy(ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(nbytes))
-
-
-def _fill(target: int, byte: int, nbytes: int) -> None:
-    _LIBC.memset(ctypes.c_void_p(target), byte, ctypes.c_size_t(nbytes))
-
-
-# Unlike ctypes.memmove these let the interpreter go on.
-_LIBC = ctypes.CDLL(None)
+        return lambda stream: self._queue(stream, f"the kernel {function.name}", addresses, run)
 
 
 def _cores() -> int:

@@ -1,7 +1,7 @@
 """From CUDA or C++ source to a shared library for this machine's processor, cached on disk.
 
-The compiler is g++ or clang++, whichever PATH has; no CUDA is needed. A kernel file goes through as it is,
-but for its ``__shared__`` declarations: C++ has no storage that belongs to a block.
+The compiler is PATH's g++; no CUDA is needed. A kernel file goes through as it is, but for its
+``__shared__`` declarations: C++ has no storage that belongs to a block.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ from pyrt.kernels import kernel_names
 
 HERE = Path(__file__).resolve().parent
 NAMES = HERE / "cuda_names.h"
-_RUNTIME = [HERE / "runtime.cpp"]
+_RUNTIME = [HERE / "runtime.cpp", HERE / "memory.cpp", HERE / "checks.cpp"]
 _LIBRARY = "library.so"
 
 # initial-exec: threadIdx is one load from thread-local storage, not a call. No contraction to fused
-# multiply-adds: the same bits on every processor.
+# multiply-adds: the same bits on every processor. A call that is the last thing a kernel does must come from
+# the kernel's own code: its return address is the line that a report names.
 _FLAGS = [
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-pthread", "-ftls-model=initial-exec"),
     *("-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fno-stack-protector"),
+    "-fno-optimize-sibling-calls",
+]
+
+# A call of the runtime's in front of every load and store (checks.cpp).
+_CHECKED = [
+    *("-fsanitize=thread", "-fsanitize=alignment"),
+    *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 ]
 
 _DYNAMIC = re.compile(r"\bextern\s+__shared__\s+([^;]*?)\s*\b(\w+)\s*\[\s*\]\s*;")
@@ -41,12 +49,11 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 @cache
 def compiler() -> tuple[str, str]:
-    """Path and version of the C++ compiler. Raises UserError where there is none."""
-    for name in ("g++", "clang++"):
-        path = shutil.which(name)
-        if path is not None:
-            return path, subprocess.check_output([path, "--version"], text=True)
-    raise UserError("the emulated device needs a C++ compiler: install g++ or clang++")
+    """Path and version of g++. Raises UserError where there is none."""
+    path = shutil.which("g++")
+    if path is None:
+        raise UserError("the emulated device needs a C++ compiler: install g++")
+    return path, subprocess.check_output([path, "--version"], text=True)
 
 
 def runtime_library() -> Path:
@@ -56,16 +63,17 @@ def runtime_library() -> Path:
     return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, (), folder)
 
 
-def kernel_library(source: str, cache_dir: str) -> Path:
+def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     """The compiled form of a whole kernel source, from the cache where it is there.
 
-    Raises UserError with the compiler's words.
+    ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
     text = translate(source)
+    flags = ["-include", str(NAMES), *(_CHECKED if checked else [])]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"
         path.write_text(text)
-        return _build(text + NAMES.read_text(), [path], ("-include", str(NAMES)), Path(cache_dir))
+        return _build(text + NAMES.read_text(), [path], flags, Path(cache_dir))
 
 
 def translate(source: str) -> str:
@@ -101,24 +109,32 @@ def _shared_variable(match: re.Match[str]) -> str:
 def _build(key: str, files: Sequence[Path], flags: Sequence[str], cache: Path) -> Path:
     """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
     path, version = compiler()
-    command = [path, *_FLAGS, *flags, "-shared"]
+    command = [path, *_FLAGS, *flags]
     folder = cache / hashlib.sha256("\0".join([key, version, *command]).encode()).hexdigest()[:32]
     if not folder.is_dir():
-        _compile([*command, *map(str, files)], folder)
+        _compile(command, files, folder)
     return folder / _LIBRARY
 
 
-def _compile(command: Sequence[str], folder: Path) -> None:
-    """Run the compiler; the folder with its library appears whole or not at all."""
+def _compile(command: Sequence[str], files: Sequence[Path], folder: Path) -> None:
+    """Compile and link; the folder with its library appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
+    objects = [scratch / f"{file.stem}.o" for file in files]
     try:
-        done = subprocess.run([*command, "-o", str(scratch / _LIBRARY)], capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"{Path(command[0]).name} does not compile it\n{done.stderr}")
+        for file, target in zip(files, objects, strict=True):
+            _run([*command, "-c", str(file), "-o", str(target)])
+        # Without the flags: -fsanitize would link the compiler's own runtime.
+        _run([command[0], "-shared", "-pthread", *map(str, objects), "-o", str(scratch / _LIBRARY)])
         scratch.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another job was faster, with the same result
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{Path(command[0]).name} does not compile it\n{done.stderr}")

@@ -67,7 +67,7 @@ struct Place {
 };
 
 // Of the thread that runs on this core; the runtime sets it at every switch.
-extern thread_local const Place *place;
+extern __thread const Place *place;
 
 // By value, and not seen by the checks: else each threadIdx.x would count as a read of memory.
 EMULATED_UNCHECKED inline uint3 thread_index() { return place->thread; }
@@ -90,13 +90,13 @@ EMULATED_UNCHECKED inline unsigned lane()
 static const int warpSize = 32;
 
 extern "C" {
-// Waits for all threads of the block; how many of them gave a predicate that is not 0.
-int emulated_barrier(int predicate);
+// Waits for all threads of the block; how many of them gave a predicate that is not 0. `line` is the kernel's.
+int emulated_barrier(int predicate, int line);
 // Waits for the lanes in mask; then emulated_value(lane) is what each of them gave.
 void emulated_meet(unsigned mask, uint64_t value);
 uint64_t emulated_value(unsigned lane);
-// An access to memory that others may be waiting on: lets them run now and then.
-void emulated_atomic(const volatile void *address, int size);
+// An access to memory that others may be waiting on, by the kernel's code: lets them run now and then.
+void emulated_atomic(const volatile void *address, int size, const void *code);
 void emulated_fence();
 // The thread waits for something that others do: lets them run.
 void emulated_pause();
@@ -110,10 +110,19 @@ long long emulated_nanoseconds();
 // Barriers and fences
 // ---------------------------------------------------------------------------------------------------------
 
-__forceinline__ void __syncthreads() { emulated_barrier(0); }
-__forceinline__ int __syncthreads_count(int predicate) { return emulated_barrier(predicate != 0); }
-__forceinline__ int __syncthreads_or(int predicate) { return emulated_barrier(predicate != 0) != 0; }
-__forceinline__ int __syncthreads_and(int predicate) { return emulated_barrier(predicate == 0) == 0; }
+__forceinline__ void __syncthreads(int line = __builtin_LINE()) { emulated_barrier(0, line); }
+__forceinline__ int __syncthreads_count(int predicate, int line = __builtin_LINE())
+{
+    return emulated_barrier(predicate != 0, line);
+}
+__forceinline__ int __syncthreads_or(int predicate, int line = __builtin_LINE())
+{
+    return emulated_barrier(predicate != 0, line) != 0;
+}
+__forceinline__ int __syncthreads_and(int predicate, int line = __builtin_LINE())
+{
+    return emulated_barrier(predicate == 0, line) == 0;
+}
 
 __forceinline__ void __threadfence_block() { emulated_fence(); }
 __forceinline__ void __threadfence() { emulated_fence(); }
@@ -217,7 +226,7 @@ struct Same {
     template <class T>                                                                                      \
     EMULATED_UNCHECKED __attribute__((noinline)) T name(T *address, typename emulated::Same<T>::type value)  \
     {                                                                                                       \
-        emulated_atomic(address, sizeof(T));                                                                \
+        emulated_atomic(address, sizeof(T), __builtin_return_address(0));                                   \
         return emulated::replace(address, [value](T old) EMULATED_UNCHECKED { return T(after); });           \
     }
 #define EMULATED_ATOMICS(name, after)                                                                       \
@@ -241,7 +250,7 @@ EMULATED_ATOMICS(atomicDec, old == 0 || old > value ? value : old - 1)
     EMULATED_UNCHECKED __attribute__((noinline)) T name(                                                     \
         T *address, typename emulated::Same<T>::type compare, typename emulated::Same<T>::type value)        \
     {                                                                                                       \
-        emulated_atomic(address, sizeof(T));                                                                \
+        emulated_atomic(address, sizeof(T), __builtin_return_address(0));                                   \
         return emulated::replace(                                                                           \
             address, [=](T old) EMULATED_UNCHECKED { return old == compare ? value : old; });                \
     }
@@ -303,7 +312,7 @@ namespace emulated {
 template <class T>
 EMULATED_UNCHECKED __attribute__((noinline)) T load_acquire(const T *address)
 {
-    emulated_atomic(address, sizeof(T));
+    emulated_atomic(address, sizeof(T), __builtin_return_address(0));
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
@@ -311,7 +320,7 @@ template <class T>
 EMULATED_UNCHECKED __attribute__((noinline)) void store_release(T *address, T value)
 {
     emulated_fence();
-    emulated_atomic(address, sizeof(T));
+    emulated_atomic(address, sizeof(T), __builtin_return_address(0));
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 

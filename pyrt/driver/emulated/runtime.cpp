@@ -9,8 +9,9 @@
 
 #include "runtime.h"
 
+#include <dlfcn.h>
 #include <sched.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -22,8 +23,8 @@
 
 namespace emulated {
 
-thread_local const Place *place;
-thread_local Thread *running;
+__thread const Place *place;
+__thread Thread *running;
 static thread_local jmp_buf scheduler;
 
 // ---------------------------------------------------------------------------------------------------------
@@ -130,10 +131,20 @@ static void resume(Thread &thread)
 // Blocks
 // ---------------------------------------------------------------------------------------------------------
 
-static const size_t SHARED_BYTES = 256 << 10;  // more than any GPU gives a block
-static const unsigned char POISON = 0xff;      // NaN in every floating point type
+static std::mutex storage_mutex;
+static std::vector<char *> idle_storage;
 
-static Place place_of(const Launch &launch, unsigned block, unsigned thread)
+static char *take_storage()
+{
+    std::lock_guard<std::mutex> lock(storage_mutex);
+    if (idle_storage.empty())
+        return allocate(SharedMemory::BYTES);
+    char *storage = idle_storage.back();
+    idle_storage.pop_back();
+    return storage;
+}
+
+Place place_of(const Launch &launch, unsigned block, unsigned thread)
 {
     const dim3 &b = launch.block, &g = launch.grid;
     return {{thread % b.x, thread / b.x % b.y, thread / b.x / b.y},
@@ -152,9 +163,11 @@ Block::Block(Launch &launch, unsigned number)
         threads[i].number = i;
         warps[i / WARP].alive |= 1u << i % WARP;
     }
-    shared.start = static_cast<char *>(aligned_alloc(1024, SHARED_BYTES));
+    shared.start = take_storage();
     memset(shared.start, POISON, launch.dynamic_shared);
     shared.used = launch.dynamic_shared;
+    if (launch.checked)
+        checks::block_begins(*this, number);
 }
 
 Block::~Block()
@@ -162,7 +175,20 @@ Block::~Block()
     for (Thread &thread : threads)
         if (thread.fibre)
             discard(thread.fibre);
-    free(shared.start);
+    std::lock_guard<std::mutex> lock(storage_mutex);
+    idle_storage.push_back(shared.start);
+}
+
+// Threads at a barrier of which others don't come: those have ended, or are at another one.
+static void require_all_at_barrier(Block &block)
+{
+    const auto is_waiting = [](const Thread &thread) { return thread.state == State::at_barrier; };
+    const Thread &first = *std::find_if(block.threads.begin(), block.threads.end(), is_waiting);
+    for (const Thread &thread : block.threads)
+        if (!is_waiting(thread))
+            block.launch.fail(first, first.code, "waits at a barrier that other threads have ended without");
+        else if (thread.line != first.line)
+            block.launch.fail(first, first.code, "waits at a barrier while other threads wait at another");
 }
 
 // The barrier opens once all threads have arrived that have not ended, as on a GPU.
@@ -170,6 +196,10 @@ static bool open_barrier(Block &block)
 {
     if (block.arrived == 0 || block.arrived < block.alive)
         return false;
+    if (block.launch.checked) {
+        require_all_at_barrier(block);
+        checks::barrier_opens(block);
+    }
     block.result = block.counted;
     block.arrived = block.counted = 0;
     for (Thread &thread : block.threads)
@@ -186,6 +216,8 @@ static bool let_meet(Block &block, int warp_number, unsigned mask)
     if ((warp.waiting & lanes) != lanes)
         return false;
     warp.waiting &= ~lanes;
+    if (block.launch.checked)
+        checks::lanes_meet(block, warp_number, lanes);
     for (int lane = 0; lane < WARP; lane++) {
         if (!(mask >> lane & 1))
             continue;
@@ -213,17 +245,28 @@ static __attribute__((noinline)) void end_of_thread(Thread &thread)
             let_meet(block, warp_number, block.threads[warp_number * WARP + lane].mask);
 }
 
+void maybe_pause()
+{
+    const int patience = 16;  // a thread that does not poll pays for a switch now and then
+    if (++running->tries % patience == 0)
+        emulated_pause();
+}
+
 void Launch::fail(const Thread &thread, const void *code, const char *what)
 {
     std::lock_guard<std::mutex> lock(mutex);
     if (failed.exchange(true))
         return;
-    strncpy(finding->what, what, sizeof finding->what - 1);
-    finding->code = const_cast<void *>(code);
     const uint3 &b = thread.place.block, &t = thread.place.thread;
-    const unsigned block[] = {b.x, b.y, b.z}, index[] = {t.x, t.y, t.z};
-    memcpy(finding->block, block, sizeof block);
-    memcpy(finding->thread, index, sizeof index);
+    snprintf(finding->what, sizeof finding->what, "%s", what);
+    finding->where = {uint64_t(static_cast<const char *>(code) - library - 1), {b.x, b.y, b.z}, {t.x, t.y, t.z}};
+}
+
+void stop(const void *code, const char *what)
+{
+    running->block->launch.fail(*running, code, what);
+    for (;;)
+        suspend();
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -250,7 +293,7 @@ static Progress pass(Block &block)
     if (!ran) {
         const auto stuck = std::find_if(block.threads.begin(), block.threads.end(),
                                         [](const Thread &thread) { return thread.state != State::done; });
-        block.launch.fail(*stuck, stuck->line,
+        block.launch.fail(*stuck, stuck->code,
                           stuck->state == State::at_barrier
                               ? "waits at a barrier for threads that wait elsewhere"
                               : "waits for lanes of its warp that wait elsewhere");
@@ -339,11 +382,12 @@ using namespace emulated;
 
 extern "C" {
 
-int emulated_barrier(int predicate)
+int emulated_barrier(int predicate, int line)
 {
     Thread &thread = *running;
     Block &block = *thread.block;
-    thread.line = __builtin_return_address(0);
+    thread.code = __builtin_return_address(0);
+    thread.line = line;
     thread.state = State::at_barrier;
     block.arrived++;
     block.counted += predicate;
@@ -356,7 +400,7 @@ void emulated_meet(unsigned mask, uint64_t value)
 {
     Thread &thread = *running;
     const int warp_number = thread.number / WARP;
-    thread.line = __builtin_return_address(0);
+    thread.code = __builtin_return_address(0);
     thread.state = State::at_warp;
     thread.mask = mask;
     thread.value = value;
@@ -376,20 +420,19 @@ void emulated_pause()
     suspend();
 }
 
-// A thread that polls comes here again and again; one that does not pays for a switch now and then.
-static void maybe_pause()
+void emulated_atomic(const volatile void *address, int size, const void *code)
 {
-    const int patience = 16;
-    if (++running->tries % patience == 0)
-        emulated_pause();
+    maybe_pause();
+    if (running->block->launch.checked)
+        checks::atomic_access(address, size, code);
 }
-
-void emulated_atomic(const volatile void *, int) { maybe_pause(); }
 
 void emulated_fence()
 {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     maybe_pause();
+    if (running->block->launch.checked)
+        checks::fence();
 }
 
 long long emulated_nanoseconds()
@@ -404,12 +447,14 @@ void *emulated_shared(const void *key, size_t size, size_t alignment)
     for (const auto &variable : shared.variables)
         if (variable.key == key)
             return variable.address;
-    const size_t start = (shared.used + alignment - 1) / alignment * alignment;
+    const size_t start = (shared.used + SharedMemory::GAP + alignment - 1) / alignment * alignment;
+    if (start + size > SharedMemory::BYTES)
+        stop(__builtin_return_address(0), "needs more shared memory than a block can have");
     char *address = shared.start + start;
     shared.used = start + size;
-    if (shared.used > SHARED_BYTES)
-        abort();
     memset(address, POISON, size);
+    if (running->block->launch.checked)
+        checks::permit(address, size, false);
     shared.variables.push_back({key, address});
     return address;
 }
@@ -422,8 +467,10 @@ void *emulated_dynamic_shared() { return running->block->shared.start; }
 
 // Runs a kernel to its end; 0, or 1 where `finding` says what stopped it. grid and block are x, y, z.
 int emulated_launch(void (*kernel)(const char *), const unsigned *grid, const unsigned *block,
-                    const char *arguments, size_t dynamic_shared, Finding *finding)
+                    const char *arguments, size_t dynamic_shared, int checked, Finding *finding)
 {
+    Dl_info info = {};
+    dladdr(reinterpret_cast<void *>(kernel), &info);
     Launch launch;
     launch.kernel = kernel;
     launch.arguments = arguments;
@@ -432,6 +479,10 @@ int emulated_launch(void (*kernel)(const char *), const unsigned *grid, const un
     launch.dynamic_shared = dynamic_shared;
     launch.blocks = grid[0] * grid[1] * grid[2];
     launch.finding = finding;
+    launch.library = static_cast<const char *>(info.dli_fbase);
+    launch.checked = checked;
+    if (checked)
+        checks::launch_begins(launch);
     run(launch);
     return launch.failed;
 }

@@ -1,4 +1,4 @@
-// What the parts of the runtime share: launches, blocks, warps, and threads that are fibres.
+// What the parts of the runtime share: launches, blocks, warps, threads that are fibres, and the checks.
 #pragma once
 
 #include <setjmp.h>
@@ -14,6 +14,7 @@
 namespace emulated {
 
 const int WARP = 32;
+const unsigned char POISON = 0xff;  // what fresh memory is full of: NaN in every floating point type
 
 // A stack, and where on it to go on. It serves one thread after another.
 struct Fibre {
@@ -37,21 +38,25 @@ struct Thread {
     Block *block;
     int number;  // within the block
     State state = State::ready;
-    Fibre *fibre = nullptr;  // while it is under way
-    void *line = nullptr;    // the code at which it last stopped
-    bool paused = false;     // whether it last stopped to wait for others
-    int tries = 0;           // accesses to memory that others may write, since the last pause
-    unsigned mask = 0;       // of lanes that it waits for
-    uint64_t value = 0;      // that it gives them
+    Fibre *fibre = nullptr;      // while it is under way
+    const void *code = nullptr;  // where it last stopped, and, at a barrier,
+    int line = 0;                // in which line
+    bool paused = false;         // whether it last stopped to wait for others
+    int tries = 0;               // accesses to memory that others may write
+    unsigned mask = 0;           // of lanes that it waits for
+    uint64_t value = 0;          // that it gives them
+    uint32_t met = 0;            // when it last met lanes of its warp
 };
 
 // Storage of the __shared__ variables of a block: found by declaration, made when a thread first meets it.
 struct SharedMemory {
+    static const size_t BYTES = 256 << 10;  // more than any GPU gives a block
+    static const size_t GAP = 64;           // before each variable, so that the checks see who oversteps
     struct Variable {
         const void *key;
         char *address;
     };
-    char *start = nullptr;
+    char *start;
     size_t used = 0;
     std::vector<Variable> variables;
 };
@@ -67,6 +72,9 @@ struct Block {
     int arrived = 0;  // at the barrier
     int counted = 0;  // of these, with a predicate that is not 0
     int result = 0;   // of the last barrier
+    // For the checks: the number of its first thread among all threads of all launches; when its barrier last
+    // opened, and when it last read what another block may have released.
+    uint32_t first_thread = 0, opened = 0, acquired = 0;
 
     Block(Launch &launch, unsigned number);
     ~Block();
@@ -74,9 +82,14 @@ struct Block {
 
 // What stopped a launch, for Python to put into words. Mirrored by _Finding in runtime.py.
 struct Finding {
+    struct Where {
+        uint64_t code;  // offset in the kernel's library; 0: not known
+        unsigned block[3], thread[3];
+    };
     char what[256];
-    void *code;
-    unsigned block[3], thread[3];
+    Where where;
+    char other_did[64];  // "" where no other thread has to do with it
+    Where other;
 };
 
 struct Launch {
@@ -84,21 +97,63 @@ struct Launch {
     const char *arguments;
     dim3 grid, block;
     size_t dynamic_shared;
+    bool checked;  // whether the kernel was compiled for the checks
     unsigned blocks;
     Finding *finding;
+    const char *library;  // where the kernel's library begins
+    uint32_t first_thread = 0, begun = 0;  // for the checks: its first thread's number, and the time
 
     std::atomic<unsigned> started{0}, ended{0};
     std::atomic<bool> failed{false};
     std::mutex mutex;
     std::condition_variable finished;
 
-    // The first finding is kept; the launch stops at the next switch of each of its threads.
+    // Notes the first finding; the launch ends when each worker next looks.
     void fail(const Thread &thread, const void *code, const char *what);
 };
 
-extern thread_local Thread *running;
+Place place_of(const Launch &launch, unsigned block, unsigned thread);
+
+extern __thread Thread *running;
 
 // Lets the scheduler of this core choose who goes on.
 void suspend();
+
+// Lets others run where this thread has come here often: it may poll.
+void maybe_pause();
+
+// Ends the launch, for what the running thread did.
+[[noreturn]] void stop(const void *code, const char *what);
+
+// ---------------------------------------------------------------------------------------------------------
+// Memory (memory.cpp)
+// ---------------------------------------------------------------------------------------------------------
+
+// One stretch of addresses, none of them used twice, holds all that kernels may access but their stacks.
+const size_t REGION = size_t(1) << 38;
+extern char *const region;
+
+char *allocate(size_t size);
+
+// ---------------------------------------------------------------------------------------------------------
+// Checks (checks.cpp). Called only once they are enabled; what concerns a launch, where it is checked.
+// ---------------------------------------------------------------------------------------------------------
+
+namespace checks {
+
+extern bool enabled;
+
+void launch_begins(Launch &launch);
+void block_begins(Block &block, unsigned number);
+void barrier_opens(Block &block);
+void lanes_meet(Block &block, int warp, unsigned lanes);
+void atomic_access(const volatile void *address, int size, const void *code);
+void fence();
+
+// From now on these bytes may be accessed, and have (not) been written; or may not.
+void permit(const void *address, size_t size, bool written);
+void forbid(const void *address, size_t size, bool freed);
+
+}  // namespace checks
 
 }  // namespace emulated

@@ -1,8 +1,9 @@
-"""The compiled runtime (runtime.cpp) as seen from Python: load it, load kernels, launch them."""
+"""The compiled runtime (runtime.cpp and its like) as seen from Python: memory, kernels, launches."""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from pyrt.driver.emulated import compile
 
 
 class DeviceError(RuntimeError):
-    """A kernel did what no kernel may do: which one, where, and what."""
+    """What no program may do with a device: which kernel did it, in which line, block and thread."""
+
+
+class _Where(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint64), ("block", ctypes.c_uint * 3), ("thread", ctypes.c_uint * 3))
 
 
 class _Finding(ctypes.Structure):
@@ -19,9 +24,9 @@ class _Finding(ctypes.Structure):
 
     _fields_ = (
         ("what", ctypes.c_char * 256),
-        ("code", ctypes.c_void_p),
-        ("block", ctypes.c_uint * 3),
-        ("thread", ctypes.c_uint * 3),
+        ("where", _Where),
+        ("other_did", ctypes.c_char * 64),
+        ("other", _Where),
     )
 
 
@@ -30,18 +35,50 @@ class Function:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
+        self.library = library._name
         self.address = ctypes.cast(library[f"emulated_call_{name}"], ctypes.c_void_p)
 
 
 class Runtime:
-    """The library that kernels call, loaded where their libraries find it."""
+    """The library that kernels call, loaded where their libraries find it; once for all drivers."""
 
-    def __init__(self) -> None:
+    def __init__(self, checked: bool) -> None:
+        self._checked = checked
         self._library: Any = ctypes.CDLL(str(compile.runtime_library()), ctypes.RTLD_GLOBAL)
+        self._library.emulated_allocate.restype = ctypes.c_void_p
+        if checked and not self._library.emulated_enable_checks():
+            raise MemoryError("the checks of the emulated device need address space that is not there")
 
     def load(self, path: Path) -> ctypes.CDLL:
         """A library of kernels."""
         return ctypes.CDLL(str(path))
+
+    def allocate(self, nbytes: int) -> int:
+        """Poisoned memory, aligned to pages; MemoryError where there is none."""
+        pointer: int | None = self._library.emulated_allocate(ctypes.c_size_t(max(nbytes, 1)))
+        if pointer is None:
+            raise MemoryError(f"{nbytes} bytes for the emulated device")
+        return pointer
+
+    def free(self, pointer: int, nbytes: int) -> None:
+        self._library.emulated_free(ctypes.c_void_p(pointer), ctypes.c_size_t(max(nbytes, 1)))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between host and device. Raises DeviceError, if checked, for memory that is not allocated."""
+        self._require(target, nbytes)
+        self._require(source, nbytes)
+        self._library.emulated_copy(ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(nbytes))
+
+    def fill(self, target: int, byte: int, nbytes: int) -> None:
+        """Set device memory. Raises DeviceError, if checked, for memory that is not allocated."""
+        self._require(target, nbytes)
+        self._library.emulated_fill(ctypes.c_void_p(target), byte, ctypes.c_size_t(nbytes))
+
+    def _require(self, address: int, nbytes: int) -> None:
+        if self._checked and not self._library.emulated_permitted(
+            ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+        ):
+            raise DeviceError(f"a copy or fill of {nbytes} bytes that are not allocated")
 
     def launch(self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int) -> None:
         """Run a kernel to its end. Raises DeviceError where it had to be stopped."""
@@ -52,10 +89,31 @@ class Runtime:
             (ctypes.c_uint * 3)(*block),
             arguments,
             ctypes.c_size_t(shared),
+            ctypes.c_int(self._checked),
             ctypes.byref(finding),
         )
         if stopped:
-            block_index, thread_index = tuple(finding.block), tuple(finding.thread)
-            raise DeviceError(
-                f"{function.name}: block {block_index}, thread {thread_index} {finding.what.decode()}"
-            )
+            raise DeviceError(_in_words(function, finding))
+
+
+def _in_words(function: Function, finding: _Finding) -> str:
+    text = f"{function.name}: {_place(function, finding.where)} {finding.what.decode()}"
+    if finding.other_did:
+        text += f"; {_place(function, finding.other)} {finding.other_did.decode()}"
+    return text
+
+
+def _place(function: Function, where: _Where) -> str:
+    line = f"{_source_line(function.library, where.code)}: " if where.code else ""
+    return f"{line}block {tuple(where.block)} thread {tuple(where.thread)}"
+
+
+def _source_line(library: str, code: int) -> str:
+    """``file:line`` of the code at an offset of a kernel's library; where that is ours, of its caller."""
+    command = ["addr2line", "-i", "-e", library, hex(code)]
+    try:
+        lines = subprocess.check_output(command, text=True).splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown line (addr2line is missing)"
+    places = [line.split(" (")[0] for line in lines]
+    return next((place for place in places if not place.startswith(str(compile.NAMES))), "unknown line")

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 Work = Callable[[], None]
 WorkQueue = queue.SimpleQueue[Work | None]
@@ -100,3 +100,28 @@ def _mark(work: WorkQueue) -> Mark:
     mark = Mark()
     work.put(mark.pass_by)
     return mark
+
+
+class Uses:
+    """Which memory the work that is queued and not yet done uses."""
+
+    def __init__(self) -> None:
+        self._uses: dict[object, tuple[str, tuple[int, ...]]] = {}
+
+    def noting(self, what: str, addresses: Iterable[int], work: Work) -> Work:
+        """The work, noted as using these addresses from now until it is done."""
+        token = object()
+        self._uses[token] = what, tuple(addresses)
+
+        def noted() -> None:
+            try:
+                work()
+            finally:
+                del self._uses[token]
+
+        return noted
+
+    def of(self, pointer: int, nbytes: int) -> list[str]:
+        """What uses any of these bytes."""
+        uses = list(self._uses.values())
+        return [what for what, used in uses if any(pointer <= address < pointer + nbytes for address in used)]
