@@ -40,6 +40,10 @@ class Options:
     momentum: float = _option(0.0, "of the gradient descent", "X")
     dtype: str = _option("float32", "of all arithmetic", choices=tuple(TOLERANCES))
     device: str = _option("auto", "auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES)
+    sanitize: bool = _option(False, "on the emulated device: check accesses, races, barriers and copies")
+    order_seed: int | None = _option(
+        None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
+    )
     share_gpus: bool = _option(False, "let ranks share a GPU where there are more ranks than GPUs")
     data: str = _option(
         "embedded", "embedded, mnist (downloaded once), a folder of IDX files, an .npz file", "SOURCE"
@@ -74,7 +78,7 @@ class Options:
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 1), "a whole number, 1 or more"
             )
-        for name in ("epochs", "seed"):
+        for name in ("epochs", "seed", "order_seed"):
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 0), "a whole number, 0 or more"
             )
@@ -99,6 +103,8 @@ class Options:
         files = [path for path in (self.save, self.json, self.predictions) if path is not None]
         if len({path.absolute() for path in files}) < len(files):
             raise UserError("--save, --json, --predictions: name a file of its own for each")
+        if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
+            raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
 

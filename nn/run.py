@@ -45,7 +45,7 @@ def run(
         if job.rank == 0:
             _require_writable_files(options)
     with phases.phase("start device"):
-        device = open_device(options.device, job, options.share_gpus)
+        device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     try:
         phases.use_device(device.driver)
         if options.profile:

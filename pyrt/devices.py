@@ -21,8 +21,12 @@ class Device:
     why: str
 
 
-def open_device(choice: str, job: Job, share_gpus: bool) -> Device:
+def open_device(
+    choice: str, job: Job, share_gpus: bool, sanitize: bool = False, order_seed: int | None = None
+) -> Device:
     """Open the device of that name or, for ``auto``, ``cuda`` where every rank can and ``cpu`` elsewhere.
+
+    ``sanitize`` and ``order_seed`` are for the emulated device: see `EmulatedDriver`.
 
     Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, for more
     ranks on a node than GPUs unless ``share_gpus``, and for ``emulated`` without a C++ compiler.
@@ -31,7 +35,8 @@ def open_device(choice: str, job: Job, share_gpus: bool) -> Device:
         return Device(CpuDriver(), "")
     if choice == "emulated":
         with job.together():
-            return Device(EmulatedDriver(), "the same kernels on the CPU, slowly: for tests")
+            driver = EmulatedDriver(sanitize, order_seed)
+        return Device(driver, "the same kernels on the CPU, slowly: for tests")
     visible, missing = _visible_gpus()
     reasons = [reason for reason in job.comm.allgather(missing) if reason]
     if reasons and choice == "cuda":
@@ -41,8 +46,8 @@ def open_device(choice: str, job: Job, share_gpus: bool) -> Device:
     with job.together():
         index = assign(job.node.allgather(visible), share_gpus)[job.node.rank]
     with job.together():
-        driver = _open_cuda(index)
-    return Device(driver, "" if choice == "cuda" else "a GPU for every rank")
+        gpu = _open_cuda(index)
+    return Device(gpu, "" if choice == "cuda" else "a GPU for every rank")
 
 
 def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:

@@ -202,6 +202,15 @@ def test_a_diverging_run_exits_with_1_and_leaves_the_old_files(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["report.json", "w.npz"]
 
 
+@pytest.mark.kernels
+def test_the_emulated_device_trains_what_the_reference_does():
+    job = train(
+        4, "--device", "emulated", "--hidden", 16, "--batch", 256, "--epochs", 1, "--check", "--sanitize"
+    )
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "the same kernels on the CPU" in job.stdout and "check passed" in job.stdout
+
+
 @pytest.mark.gpu
 def test_a_gpu_run_prints_device_times(tmp_path):
     report = tmp_path / "report.json"

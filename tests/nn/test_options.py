@@ -90,6 +90,8 @@ def test_an_unknown_option(arguments, word):
         (["--predictions", "labels"], ["--predictions", "--evaluate"]),
         (["--init", "a.npz", "--predictions", "labels"], ["--predictions", "--evaluate"]),
         (["--tolerance", "1e-3"], ["--tolerance", "--check"]),
+        (["--sanitize"], ["--sanitize", "--device emulated"]),
+        (["--order-seed", "1", "--device", "cpu"], ["--order-seed", "--device emulated"]),
     ],
 )
 def test_options_that_do_not_go_together(arguments, words):
@@ -128,7 +130,8 @@ def test_the_defaults_are_those_of_the_issue():
 def test_a_command_line_fills_every_option():
     line = (
         "--hidden 512,256 --activation tanh --head sigmoid --reg 0.5 --batch 7 --epochs 3 --lr 0.25 "
-        "--momentum 0.9 --dtype float64 --device cpu --share-gpus --data folder --samples 9 --no-shuffle "
+        "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
+        "--data folder --samples 9 --no-shuffle "
         "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
         "--gemm naive --exchange blocking --print-every 2 --profile --json c.json"
     )
@@ -143,7 +146,9 @@ def test_a_command_line_fills_every_option():
         lr=0.25,
         momentum=0.9,
         dtype="float64",
-        device="cpu",
+        device="emulated",
+        sanitize=True,
+        order_seed=5,
         share_gpus=True,
         data="folder",
         samples=9,

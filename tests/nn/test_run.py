@@ -309,6 +309,18 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
 
 
+@pytest.mark.kernels
+@pytest.mark.parallel([1, 3])
+def test_every_order_and_the_checks_give_the_same_bits(shared):
+    """On the emulated device; the checks find nothing."""
+    options = using(device="emulated", hidden=(9, 7), epochs=2, samples=50, batch=20, save=shared / "w.npz")
+    runs = []
+    for changes in ({}, {"sanitize": True}, {"order_seed": 1}, {"order_seed": 2}):
+        run(using(options, **changes))
+        runs.append(saved(options.save))
+    assert all(weights == runs[0] for weights in runs)
+
+
 @pytest.mark.parallel([4])
 def test_more_ranks_than_samples_evaluate_as_one_does(digits, shared):
     """A test set of 2 and a validation set of 3 on 4 ranks: every rank has the scores of all samples."""

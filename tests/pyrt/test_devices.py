@@ -12,6 +12,7 @@ import pytest
 
 from pyrt import devices
 from pyrt.devices import assign, open_device
+from pyrt.driver.emulated import compile
 from pyrt.errors import UserError
 from pyrt.job import Job
 from tests.mpi import TIMEOUT, environment
@@ -72,6 +73,19 @@ class TestOpenDevice:
         device = open_device("cpu", job, share_gpus=False)
         assert device.driver.name == "cpu"
         assert device.why == ""
+
+    @pytest.mark.kernels
+    def test_emulated_asks_nobody_for_a_gpu(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "_visible_gpus", lambda: pytest.fail("asked"))
+        device = open_device("emulated", job, share_gpus=False)
+        assert device.driver.name == "emulated"
+        assert device.why == "the same kernels on the CPU, slowly: for tests"
+
+    def test_emulated_without_a_compiler_is_an_error(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        compile.compiler.cache_clear()
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=r"install g\+\+"):
+            patch.setenv("PATH", "")
+            open_device("emulated", job, share_gpus=False)
 
     def test_one_rank_without_a_gpu_sends_all_to_the_cpu(
         self, job: Job, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -31,19 +32,21 @@ class EmulatedDriver:
     """Host memory, threads and a C++ compiler in the place of a GPU.
 
     ``sanitize`` turns the checks on, and so does ``$PYRT_SANITIZE`` set to something but 0: what they
-    find is raised as DeviceError at the next synchronisation. Raises UserError without a compiler.
+    find is raised as DeviceError at the next synchronisation. ``order_seed`` shuffles the order in which
+    threads, blocks and streams run. Raises UserError without a compiler.
     """
 
     name = "emulated"
     architecture = "emulated"
     has_kernels = True
 
-    def __init__(self, sanitize: bool = False) -> None:
+    def __init__(self, sanitize: bool = False, order_seed: int | None = None) -> None:
         self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "0") != "0"
         self._runtime = Runtime(self._sanitize)
         self.device_name = f"{_cores()} cores{', with checks' if self._sanitize else ''}"
         self._sizes: dict[int, int] = {}
-        self._workers = Workers(self._report)
+        self._dice = Random(order_seed) if order_seed is not None else None
+        self._workers = Workers(self._report, self._dice)
         self._uses = Uses()
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -169,10 +172,15 @@ class EmulatedDriver:
         count = len(arguments) // 8
         addresses = struct.unpack_from(f"{count}Q", arguments)
 
-        def run() -> None:
-            self._runtime.launch(function, grid, block, arguments, shared)
+        def launch(stream: Stream) -> None:
+            seed = self._dice.getrandbits(32) if self._dice is not None else None
 
-        return lambda stream: self._queue(stream, f"the kernel {function.name}", addresses, run)
+            def run() -> None:
+                self._runtime.launch(function, grid, block, arguments, shared, seed)
+
+            self._queue(stream, f"the kernel {function.name}", addresses, run)
+
+        return launch
 
 
 def _cores() -> int:

@@ -85,9 +85,7 @@ def translate(source: str) -> str:
     source = _STATIC.sub(_shared_variable, source)
     if "__shared__" in source:
         line = source[source.index("__shared__") :].split("\n")[0]
-        raise UserError(
-            f"one __shared__ variable a declaration, without initialiser, can be emulated: {line}"
-        )
+        raise UserError(f"give each __shared__ variable a declaration of its own, with no value: {line}")
     calls = [
         f'extern "C" void emulated_call_{name}(const char *packed) {{ emulated::call({name}, packed); }}'
         for name in kernel_names(source)

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <numeric>
 #include <thread>
 
 namespace emulated {
@@ -155,8 +156,10 @@ Place place_of(const Launch &launch, unsigned block, unsigned thread)
 
 Block::Block(Launch &launch, unsigned number)
     : launch(launch), threads(launch.block.x * launch.block.y * launch.block.z),
-      warps((threads.size() + WARP - 1) / WARP), alive(threads.size())
+      warps((threads.size() + WARP - 1) / WARP), alive(threads.size()), order(threads.size()),
+      dice(launch.seed + number)
 {
+    std::iota(order.begin(), order.end(), 0);
     for (int i = 0; i < alive; i++) {
         threads[i].place = place_of(launch, number, i);
         threads[i].block = this;
@@ -279,7 +282,10 @@ enum class Progress { ended, made, polls };
 static Progress pass(Block &block)
 {
     bool ran = false, made = false;
-    for (Thread &thread : block.threads) {
+    if (block.launch.shuffled)
+        std::shuffle(block.order.begin(), block.order.end(), block.dice);
+    for (const int number : block.order) {
+        Thread &thread = block.threads[number];
         if (thread.state != State::ready)
             continue;
         resume(thread);
@@ -304,8 +310,10 @@ static Progress pass(Block &block)
 
 static std::unique_ptr<Block> next_block(Launch &launch)
 {
-    const unsigned number = launch.started++;
-    return number < launch.blocks ? std::make_unique<Block>(launch, number) : nullptr;
+    const unsigned turn = launch.started++;
+    if (turn >= launch.blocks)
+        return nullptr;
+    return std::make_unique<Block>(launch, launch.shuffled ? launch.order[turn] : turn);
 }
 
 static void end_block(Launch &launch)
@@ -391,7 +399,7 @@ int emulated_barrier(int predicate, int line)
     thread.state = State::at_barrier;
     block.arrived++;
     block.counted += predicate;
-    if (!open_barrier(block))
+    if (!open_barrier(block) || block.launch.shuffled)
         suspend();
     return block.result;
 }
@@ -405,7 +413,7 @@ void emulated_meet(unsigned mask, uint64_t value)
     thread.mask = mask;
     thread.value = value;
     thread.block->warps[warp_number].waiting |= 1u << thread.number % WARP;
-    if (!let_meet(*thread.block, warp_number, mask))
+    if (!let_meet(*thread.block, warp_number, mask) || thread.block->launch.shuffled)
         suspend();
 }
 
@@ -465,9 +473,10 @@ void *emulated_dynamic_shared() { return running->block->shared.start; }
 // What Python calls
 // ---------------------------------------------------------------------------------------------------------
 
-// Runs a kernel to its end; 0, or 1 where `finding` says what stopped it. grid and block are x, y, z.
+// Runs a kernel to its end; 0, or 1 where `finding` says what stopped it. grid and block are x, y, z; a seed
+// that is not negative decides the order of blocks and threads.
 int emulated_launch(void (*kernel)(const char *), const unsigned *grid, const unsigned *block,
-                    const char *arguments, size_t dynamic_shared, int checked, Finding *finding)
+                    const char *arguments, size_t dynamic_shared, int checked, int64_t seed, Finding *finding)
 {
     Dl_info info = {};
     dladdr(reinterpret_cast<void *>(kernel), &info);
@@ -483,6 +492,13 @@ int emulated_launch(void (*kernel)(const char *), const unsigned *grid, const un
     launch.checked = checked;
     if (checked)
         checks::launch_begins(launch);
+    launch.shuffled = seed >= 0;
+    launch.seed = seed;
+    if (launch.shuffled) {
+        launch.order.resize(launch.blocks);
+        std::iota(launch.order.begin(), launch.order.end(), 0);
+        std::shuffle(launch.order.begin(), launch.order.end(), std::mt19937(launch.seed));
+    }
     run(launch);
     return launch.failed;
 }

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <vector>
 
 #include "cuda_names.h"
@@ -75,6 +76,8 @@ struct Block {
     // For the checks: the number of its first thread among all threads of all launches; when its barrier last
     // opened, and when it last read what another block may have released.
     uint32_t first_thread = 0, opened = 0, acquired = 0;
+    std::vector<int> order;  // in which its threads take their turn
+    std::mt19937 dice;       // that shuffle it
 
     Block(Launch &launch, unsigned number);
     ~Block();
@@ -97,8 +100,11 @@ struct Launch {
     const char *arguments;
     dim3 grid, block;
     size_t dynamic_shared;
-    bool checked;  // whether the kernel was compiled for the checks
+    bool checked;   // whether the kernel was compiled for the checks
+    bool shuffled;  // whether blocks and threads take their turn in an order that `seed` decides
+    unsigned seed;
     unsigned blocks;
+    std::vector<unsigned> order;  // in which blocks start, where shuffled
     Finding *finding;
     const char *library;  // where the kernel's library begins
     uint32_t first_thread = 0, begun = 0;  // for the checks: its first thread's number, and the time

@@ -80,8 +80,13 @@ class Runtime:
         ):
             raise DeviceError(f"a copy or fill of {nbytes} bytes that are not allocated")
 
-    def launch(self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int) -> None:
-        """Run a kernel to its end. Raises DeviceError where it had to be stopped."""
+    def launch(
+        self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int, seed: int | None
+    ) -> None:
+        """Run a kernel to its end, its blocks and threads in an order that the seed (32 bits) decides.
+
+        Raises DeviceError where it had to be stopped.
+        """
         finding = _Finding()
         stopped = self._library.emulated_launch(
             function.address,
@@ -90,6 +95,7 @@ class Runtime:
             arguments,
             ctypes.c_size_t(shared),
             ctypes.c_int(self._checked),
+            ctypes.c_int64(-1 if seed is None else seed),
             ctypes.byref(finding),
         )
         if stopped:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from random import Random
 
 Work = Callable[[], None]
 WorkQueue = queue.SimpleQueue[Work | None]
@@ -59,10 +60,16 @@ class Stream:
 
 
 class Workers:
-    """The threads behind the streams of a device. What work raises goes to ``report``."""
+    """The threads behind the streams of a device. What work raises goes to ``report``.
 
-    def __init__(self, report: Callable[[Exception], None]) -> None:
+    With ``dice`` each stream falls behind the others now and then, by up to ``PAUSE`` seconds.
+    """
+
+    PAUSE = 1e-3
+
+    def __init__(self, report: Callable[[Exception], None], dice: Random | None) -> None:
         self._report = report
+        self._dice = dice
         self._busy: set[WorkQueue] = set()
         self._lock = threading.Lock()
 
@@ -70,7 +77,8 @@ class Workers:
         work: WorkQueue = queue.SimpleQueue()
         with self._lock:
             self._busy.add(work)
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+        dice = Random(self._dice.random()) if self._dice is not None else None
+        threading.Thread(target=self._run, args=(work, dice), daemon=True).start()
         return Stream(work)
 
     def wait(self) -> None:
@@ -80,8 +88,10 @@ class Workers:
         for mark in marks:
             mark.wait()
 
-    def _run(self, work: WorkQueue) -> None:
+    def _run(self, work: WorkQueue, dice: Random | None) -> None:
         while (item := work.get()) is not None:
+            if dice is not None and dice.random() < 0.5:
+                time.sleep(dice.random() * self.PAUSE)
             self._do(item)
         with self._lock:
             self._busy.remove(work)

@@ -1,0 +1,195 @@
+"""The emulated device at work: who waits for whom, what streams promise, what is compiled and cached."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyrt.driver.emulated import DeviceError, EmulatedDriver, compile
+from pyrt.errors import UserError
+from pyrt.kernels import KERNELS, all_constants, flatten, with_constants
+from pyrt.memory import DeviceArray, pinned
+from tests.pyrt.emulated.conftest import Bench
+
+WAITS = {
+    "plain volatile loads": "while (*(volatile int *)turn != mine) ;",
+    "atomics": "while (atomicAdd(turn, 0) != mine) ;",
+    "acquire": "while (emulated::load_acquire(turn) != mine) ;",
+    "fences": "while (*(volatile int *)turn != mine) __threadfence();",
+    "sleep": "while (*(volatile int *)turn != mine) __nanosleep(100);",
+}
+IN_TURN = """
+// Each block waits for the one after it, which starts later; each thread 0 for the block's shared memory.
+extern "C" __global__ void test(int *turn, int *order)
+{
+    __shared__ int mine;
+    if (threadIdx.x == 0)
+        mine = gridDim.x - 1 - blockIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 33) {
+        WAIT
+        order[mine] = blockIdx.x;
+        __threadfence();
+        emulated::store_release(turn, mine + 1);
+    }
+    __syncthreads();
+    if (mine != gridDim.x - 1 - blockIdx.x)
+        order[0] = -1;
+}
+"""
+
+
+class TestProgress:
+    @pytest.mark.parametrize("wait", WAITS)
+    @pytest.mark.parametrize("bench", ["plain", "checking"])
+    def test_blocks_that_wait_for_later_blocks(
+        self, request: pytest.FixtureRequest, bench: str, wait: str
+    ) -> None:
+        kernel = request.getfixturevalue(bench).kernel(IN_TURN.replace("WAIT", WAITS[wait]))
+        _, order = kernel(12, 64, np.zeros(1, np.int32), np.full(12, -2, np.int32))
+        assert order.tolist() == list(range(11, -1, -1))
+
+    @pytest.mark.parametrize("wait", WAITS)
+    def test_kernels_of_two_streams_that_wait_for_each_other(self, plain: Bench, wait: str) -> None:
+        (plain.folder / "ping.cu").write_text(f"""
+        extern "C" __global__ void ping(int first, int *turn)
+        {{
+            for (int mine = first; mine < 6; mine += 2) {{
+                {WAITS[wait]}
+                __threadfence();
+                *(volatile int *)turn = mine + 1;
+            }}
+        }}""")
+        turn = DeviceArray.from_host(plain.driver, np.zeros(1, np.int32))
+        ping = plain.library.kernel("ping", "ping")
+        for first, stream in ((1, plain.stream), (0, plain.driver.create_stream())):
+            ping.bind((1,), (1,), first, turn)(stream)
+        assert turn.to_host() == 6
+
+    def test_threads_that_wait_where_nobody_comes_are_reported(self, plain: Bench) -> None:
+        kernel = plain.kernel("""
+        extern "C" __global__ void test()
+        {
+            if (threadIdx.x == 1)
+                __syncwarp();
+            else
+                __syncthreads();
+        }""")
+        with pytest.raises(DeviceError, match=r"test\.cu:7: .*thread \(0, 0, 0\) waits at a barrier for thr"):
+            kernel(1, 2)
+
+    def test_a_barrier_does_not_wait_for_threads_that_have_ended(self, plain: Bench) -> None:
+        kernel = plain.kernel("""
+        extern "C" __global__ void test(int *x)
+        {
+            if (threadIdx.x > 2)
+                return;
+            x[threadIdx.x] = __syncthreads_count(1);
+        }""")
+        (x,) = kernel(1, 40, np.zeros(4, np.int32))
+        assert x.tolist() == [3, 3, 3, 0]
+
+
+LATE = """
+extern "C" __global__ void test(float *x)
+{
+    for (const long long start = clock64(); clock64() - start < 50000000;)
+        ;
+    x[0] += 1;
+}
+"""
+
+
+class TestStreams:
+    def test_the_host_goes_on_and_a_missing_wait_shows(self, plain: Bench) -> None:
+        plain.kernel(LATE)(1, 1, np.zeros(1, "f4"))
+        x, seen = DeviceArray.from_host(plain.driver, np.zeros(1, "f4")), pinned(plain.driver, (1,), "f4")
+        before = time.perf_counter()
+        plain.library.kernel("test", "test").bind((1,), (1,), x)(plain.stream)
+        assert time.perf_counter() - before < 0.04
+        other = plain.driver.create_stream()
+        x.queue_download(seen, other)
+        plain.driver.synchronize_stream(other)
+        assert seen == 0  # nobody has waited for the kernel
+        assert x.to_host() == 1
+
+    def test_the_interpreter_goes_on_while_a_kernel_runs(self, plain: Bench) -> None:
+        plain.kernel(LATE)(1, 1, np.zeros(1, "f4"))
+        x = DeviceArray.from_host(plain.driver, np.zeros(1, "f4"))
+        event = plain.driver.create_event(timing=False)
+        plain.library.kernel("test", "test").bind((1,), (1,), x)(plain.stream)
+        plain.driver.record(event, plain.stream)
+        counted = 0
+        while not plain.driver.is_done(event):
+            counted += 1
+        assert counted > 100
+
+    def test_their_threads_end(self) -> None:
+        driver = EmulatedDriver()
+        before = threading.active_count()
+        for _ in range(30):
+            DeviceArray.from_host(driver, np.zeros(3)).to_host()
+        driver.close()
+        deadline = time.monotonic() + 5
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threading.active_count() <= before
+
+    def test_an_error_is_raised_once_and_by_whoever_synchronises(self, plain: Bench) -> None:
+        driver = plain.driver
+
+        def fail() -> None:
+            raise ValueError("mine")
+
+        event = driver.create_event(timing=False)
+        for synchronize in (
+            driver.synchronize,
+            lambda: driver.synchronize_stream(plain.stream),
+            lambda: driver.synchronize_event(event),
+        ):
+            plain.stream.queue(fail)
+            driver.record(event, plain.stream)
+            with pytest.raises(ValueError, match="mine"):
+                synchronize()
+            driver.synchronize()
+
+
+class TestCompile:
+    def test_kernels_need_no_change_but_of_shared_declarations(self) -> None:
+        for file in sorted(KERNELS.glob("*.cu")):
+            source = flatten(file, [KERNELS])
+            translated = compile.translate(with_constants(source, all_constants(source)[0])).split("\n")
+            for before, after in zip(
+                with_constants(source, all_constants(source)[0]).split("\n"), translated, strict=False
+            ):
+                code = before.split("//")[0].strip()
+                assert "__shared__" in before or not code or code in after
+
+    @pytest.mark.parametrize("declaration", ["float a[3], b[4];", "int a = 3;"])
+    def test_what_it_cannot_translate_is_named(self, declaration: str) -> None:
+        with pytest.raises(UserError, match=r"each __shared__ variable.*: __shared__ " + declaration[:5]):
+            compile.translate(f"void f() {{ __shared__ {declaration} }}")
+
+    def test_checked_and_plain_kernels_are_kept_apart(self, tmp_path: Path) -> None:
+        source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
+        libraries = {compile.kernel_library(source, str(tmp_path), checked) for checked in (False, True)}
+        assert len(libraries) == 2
+
+    def test_another_version_of_the_names_or_the_compiler_compiles_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
+        first = compile.kernel_library(source, str(tmp_path), False)
+        assert compile.kernel_library(source, str(tmp_path), False) == first
+        path, version = compile.compiler()
+        monkeypatch.setattr(compile, "compiler", lambda: (path, version + "!"))
+        second = compile.kernel_library(source, str(tmp_path), False)
+        names = tmp_path / "cuda_names.h"
+        names.write_text(compile.NAMES.read_text() + "\n")
+        monkeypatch.setattr(compile, "NAMES", names)
+        third = compile.kernel_library(source, str(tmp_path), False)
+        assert len({first, second, third}) == 3
