@@ -6,7 +6,7 @@ nothing of neural networks: bring kernels of your own.
 
 ============== =======================================================================
 ``job``        one MPI job: start, agreed errors, signals, the end of all ranks together
-``driver``     what pyrt asks of a device, and the devices that answer (cuda, cpu)
+``driver``     what pyrt asks of a device, and the devices that answer (cuda, emulated, cpu)
 ``devices``    which GPU a rank takes
 ``memory``     device arrays, pinned arrays, flat arenas with named views
 ``streams``    the three streams of a rank: upload, compute, download

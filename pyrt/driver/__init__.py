@@ -23,11 +23,11 @@ class Driver(Protocol):
     """One rank's device."""
 
     name: str
-    """``cuda`` or ``cpu``."""
+    """``cuda``, ``emulated`` or ``cpu``."""
     device_name: str
     """The device in words, for people."""
     architecture: str
-    """What kernels are compiled for (``sm_90``); empty where there are no kernels."""
+    """What kernels are compiled for (``sm_90``, ``emulated``); empty where there are no kernels."""
     has_kernels: bool
     """Whether modules can be loaded; where not, host views of the memory serve NumPy instead."""
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
-from pyrt.driver.emulated.runtime import DeviceError, Function, Runtime
+from pyrt.driver.emulated.runtime import DeviceError, Function, Runtime, require_valid
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
 
@@ -173,6 +173,7 @@ class EmulatedDriver:
         addresses = struct.unpack_from(f"{count}Q", arguments)
 
         def launch(stream: Stream) -> None:
+            require_valid(function, grid, block, shared)
             seed = self._dice.getrandbits(32) if self._dice is not None else None
 
             def run() -> None:

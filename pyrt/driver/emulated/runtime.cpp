@@ -33,8 +33,9 @@ static thread_local jmp_buf scheduler;
 // without a system call.
 // ---------------------------------------------------------------------------------------------------------
 
+// Never destroyed: at exit a kernel may still wait for a rank that is gone.
 static std::mutex idle_mutex;
-static std::vector<Fibre *> idle_fibres;
+static std::vector<Fibre *> &idle_fibres = *new std::vector<Fibre *>;
 
 static void end_of_thread(Thread &thread);
 
@@ -133,7 +134,7 @@ static void resume(Thread &thread)
 // ---------------------------------------------------------------------------------------------------------
 
 static std::mutex storage_mutex;
-static std::vector<char *> idle_storage;
+static std::vector<char *> &idle_storage = *new std::vector<char *>;
 
 static char *take_storage()
 {

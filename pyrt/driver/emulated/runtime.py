@@ -102,6 +102,17 @@ class Runtime:
             raise DeviceError(_in_words(function, finding))
 
 
+def require_valid(function: Function, grid: Shape3, block: Shape3, shared: int) -> None:
+    """Raise DeviceError for a launch that a GPU refuses: its limits are the same on all since 2014."""
+    threads = block[0] * block[1] * block[2]
+    sizes = (*zip(grid, (2**31 - 1, 65535, 65535), strict=True), *zip(block, (1024, 1024, 64), strict=True))
+    if threads > 1024 or shared > 48 << 10 or any(not 1 <= size <= most for size, most in sizes):
+        raise DeviceError(
+            f"{function.name}: grid {grid}, block {block}, {shared} bytes of shared memory: a GPU takes 1 to "
+            "(2147483647, 65535, 65535) blocks of 1 to (1024, 1024, 64) threads, 1024 in all, and 48 KiB"
+        )
+
+
 def _in_words(function: Function, finding: _Finding) -> str:
     text = f"{function.name}: {_place(function, finding.where)} {finding.what.decode()}"
     if finding.other_did:

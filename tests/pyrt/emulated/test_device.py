@@ -94,6 +94,25 @@ class TestProgress:
         assert x.tolist() == [3, 3, 3, 0]
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "shared"),
+    [
+        ((0,), (32,), 0),
+        ((1, 65536), (32,), 0),
+        ((1,), (32, 33), 0),
+        ((1,), (1, 1, 65), 0),
+        ((1,), (1,), 49153),
+    ],
+)
+def test_launches_that_a_gpu_refuses(
+    plain: Bench, grid: tuple[int, ...], block: tuple[int, ...], shared: int
+) -> None:
+    (plain.folder / "nothing.cu").write_text('extern "C" __global__ void nothing() {}')
+    launch = plain.library.kernel("nothing", "nothing").bind(grid, block, shared=shared)
+    with pytest.raises(DeviceError, match=r"^nothing: grid .* a GPU takes 1 to"):
+        launch(plain.stream)
+
+
 LATE = """
 extern "C" __global__ void test(float *x)
 {
