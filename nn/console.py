@@ -6,6 +6,8 @@ import sys
 
 from tqdm import tqdm
 
+from pyrt.started import launched_from_terminal
+
 
 class Console:
     """Prints on the rank that is given ``speaking``; silent elsewhere."""
@@ -21,5 +23,5 @@ class Console:
 
     def bar(self, steps: int) -> tqdm:
         """A progress bar over ``steps``, on a terminal; elsewhere the lines alone."""
-        hidden = not (self.speaking and sys.stderr.isatty())
+        hidden = not (self.speaking and launched_from_terminal())
         return tqdm(total=steps, unit="step", disable=hidden, leave=False, dynamic_ncols=True)

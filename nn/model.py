@@ -33,4 +33,6 @@ class Model:
         with job.together():
             if job.rank == 0:  # the file may be on this rank's node alone
                 values = parameters.load(options.init, self.network, options.dtype)
+                if options.evaluate:
+                    parameters.require_same_model(options.init, options.as_json())
         return job.comm.bcast(values)

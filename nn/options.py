@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from nn.data.files import shown
 from nn.launches import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
@@ -67,7 +69,7 @@ class Options:
     exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
     print_every: int | None = _option(None, "print the loss every N steps", "N")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
-    json: Path | None = _option(None, "write everything that is printed, and more, to a JSON file", "FILE")
+    json: Path | None = _option(None, "write all that is printed, and more, to a JSON file", "FILE")
 
     def __post_init__(self) -> None:
         if not self.hidden:
@@ -78,6 +80,7 @@ class Options:
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 1), "a whole number, 1 or more"
             )
+        _require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")
         for name in ("epochs", "seed", "order_seed"):
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 0), "a whole number, 0 or more"
@@ -94,6 +97,9 @@ class Options:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        with np.errstate(over="ignore"):
+            scale = np.dtype(self.dtype).type(self.pixel_scale)
+        _require("pixel_scale", self.pixel_scale, 0 < scale < np.inf, f"a number that {self.dtype} can hold")
         if self.evaluate and self.init is None:
             raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
         if self.evaluate and (self.save or self.check):
@@ -101,7 +107,7 @@ class Options:
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
         files = [path for path in (self.save, self.json, self.predictions) if path is not None]
-        if len({path.absolute() for path in files}) < len(files):
+        if len({path.resolve() for path in files}) < len(files):
             raise UserError("--save, --json, --predictions: name a file of its own for each")
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
@@ -128,7 +134,7 @@ def _is_positive(value: float | None) -> bool:
     return value is None or (math.isfinite(value) and value > 0)
 
 
-def _require(name: str, value: object, holds: bool, what: str) -> None:
+def _require(name: str, value: object, holds: bool | np.bool, what: str) -> None:
     if not holds:
         raise UserError(f"{_flag(name)} {value}: must be {what}")
 
@@ -173,6 +179,13 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(","))
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError
+    return Path(text)
+
+
+_path.__name__ = "file name"
 _sizes.__name__ = "list of whole numbers"  # argparse names the type in its error
 
 _TYPES: dict[str, Any] = {
@@ -182,5 +195,5 @@ _TYPES: dict[str, Any] = {
     "float": float,
     "float | None": float,
     "str": str,
-    "Path | None": Path,
+    "Path | None": _path,
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nn.data import npz
+from nn.data.files import shown
 from nn.files import write_whole
 from nn.network import Network
 from pyrt.errors import UserError
@@ -45,18 +46,36 @@ def load(path: Path, network: Network, dtype: str) -> dict[str, np.ndarray]:
         if found != shape:
             has = f"has {name} of shape {found}" if found is not None else f"has no {name}"
             raise UserError(
-                f"--init {path}: {has}, {network} needs {shape}: give the --hidden it was saved with"
+                f"--init {shown(path)}: {has}, {network} needs {shape}: give the --hidden it was saved with"
             )
     if arrays.keys() != network.shapes.keys():
         extra = ", ".join(sorted(arrays.keys() - network.shapes.keys()))
-        raise UserError(f"--init {path}: has {extra} too: give the --hidden it was saved with")
+        raise UserError(f"--init {shown(path)}: has {extra} too: give the --hidden it was saved with")
     for name, array in arrays.items():
         if array.dtype.kind in "fiu":
             with np.errstate(over="ignore"):
                 arrays[name] = array.astype(dtype)
         if array.dtype.kind not in "fiu" or not np.isfinite(arrays[name]).all():
-            raise UserError(f"--init {path}: {name} holds values that are no finite numbers of {dtype}")
+            raise UserError(
+                f"--init {shown(path)}: {name} holds values that are no finite numbers of {dtype}"
+            )
     return {name: arrays[name] for name in network.shapes}
+
+
+def require_same_model(path: Path, options: Mapping[str, Any]) -> None:
+    """UserError where the file's own story says that it was trained as another kind of network.
+
+    Shapes do not show the activation, the head and the scale of pixels. Files without a story pass.
+    """
+    story = npz.arrays(path, lambda name: name == "run").get("run")
+    try:
+        trained = json.loads(str(story))["options"] if story is not None else {}
+    except (ValueError, KeyError, TypeError):
+        return
+    for name in ("activation", "head", "pixel_scale"):
+        if trained.get(name, options[name]) != options[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"--init {shown(path)}: was trained with {flag} {trained[name]}: give it again")
 
 
 def save(path: Path, parameters: Mapping[str, np.ndarray], run: Mapping[str, Any]) -> None:

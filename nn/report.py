@@ -46,6 +46,8 @@ class Report:
     options: dict[str, Any]
     environment: dict[str, Any]
     epochs: list[Epoch] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """Step, counted from 1, and loss, of the steps that ``--print-every`` printed."""
     test: Scores | None = None
     check: Check | None = None
     phases: list[PhaseRow] = field(default_factory=list)
@@ -70,7 +72,7 @@ class Report:
     def write_json(self, path: Path) -> None:
         """All of it, in one JSON object; whole or not at all."""
         content = {**asdict(self), "wall": self.wall, "passed": self.passed}
-        text = json.dumps(content, indent=1)
+        text = json.dumps(content, indent=1, allow_nan=False)
         write_whole("--json", path, lambda file: file.write(text.encode()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import time
 from typing import Any
@@ -49,7 +50,7 @@ def run(
     try:
         phases.use_device(device.driver)
         if options.profile:
-            phases.use_profile(job.comm.Barrier)
+            phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
         kernels = _kernels(options, job, phases, device.driver, dataset.images.dtype)
         machine = Machine(job, device.driver, Streams(device.driver), phases, kernels)
@@ -111,6 +112,13 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: 
     return Kernels(library, options.dtype, options.gemm)
 
 
+def _require_finite(scores: Scores | None) -> None:
+    if scores is not None and not math.isfinite(scores.loss):
+        raise Diverged(
+            f"the loss on the test set is {scores.loss}: nothing was written; the parameters are too large"
+        )
+
+
 class _Pipeline:
     """A run whose device and data are there."""
 
@@ -119,6 +127,7 @@ class _Pipeline:
     ) -> None:
         self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
         self._job, self._phases = machine.job, machine.phases
+        self._losses: list[tuple[int, float]] = []
         self._training_rows = split(len(dataset.images), options.val_fraction)
         samples = options.samples or self._training_rows
         with self._phases.phase("train setup"), self._job.together():
@@ -137,8 +146,10 @@ class _Pipeline:
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
         epochs = training.run(validation, self._console)
+        self._losses = training.printed
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
+        _require_finite(scores)
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
         return self._report(epochs, scores, result)
@@ -156,16 +167,15 @@ class _Pipeline:
             test = self._evaluator(self._test_set())
         assert test is not None  # _load has seen to it
         logits = test.logits()
-        scores = None
+        scores = score(logits, test.labels, self._options.head) if logits is not None else None
+        scores = self._job.comm.bcast(scores)
+        _require_finite(scores)
+        path = self._options.predictions
         with self._phases.phase("save"), self._job.together():
-            if logits is not None:
-                scores = score(logits, test.labels, self._options.head)
-                if self._options.predictions is not None:
-                    lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
-                    write_whole(
-                        "--predictions", self._options.predictions, lambda file: file.write(lines.encode())
-                    )
-        return self._report([], self._job.comm.bcast(scores), None)
+            if logits is not None and path is not None:
+                lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
+                write_whole("--predictions", path, lambda file: file.write(lines.encode()))
+        return self._report([], scores, None)
 
     def _validation_set(self) -> Samples | None:
         first, data = self._training_rows, self._dataset
@@ -213,7 +223,7 @@ class _Pipeline:
                 parameters.save(self._options.save, self._model.parameters.to_host(), story)
 
     def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
-        return Report(self._options.as_json(), self._environment, epochs, scores, result)
+        return Report(self._options.as_json(), self._environment, epochs, self._losses, scores, result)
 
     def _describe(self, why: str) -> dict[str, Any]:
         """What the run stands on; also said to the console. Collective."""
@@ -237,6 +247,7 @@ class _Pipeline:
             "python": platform.python_version(),
             "numpy": np.__version__,
         }
-        for line in header(environment, options, self._dataset, self._training_rows, self._schedule):
+        lines = header(environment, options, self._dataset, self._training_rows, self._schedule)
+        for line in lines:
             self._console.say(line)
-        return environment
+        return {**environment, "header": lines}

@@ -84,6 +84,7 @@ class Training:
         self._iteration = phases.phase("batch iteration", streams.compute)
         copying = phases.phase("copying images host -> device", streams.upload)
         self._feed = Feed(driver, streams, copying, dataset.images, dataset.labels, model.activations.rows)
+        self.printed: list[tuple[int, float]] = []
         self._log = LossLog(driver, streams, self._gradients["loss"])
         self._steps = [
             {size: self._make_step(slot, size) for size in schedule.sizes} for slot in self._feed.slots
@@ -191,6 +192,7 @@ class Training:
                 f"the loss is {loss} at epoch {epoch}, step {batch}: nothing was written; try a smaller --lr"
             )
         if self._prints(step):
+            self.printed.append((step + 1, loss))
             console.say(f"step {step + 1:6d}  epoch {epoch}  loss {loss:.6f}")
         return loss * self._schedule.size(step)
 

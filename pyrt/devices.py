@@ -84,10 +84,19 @@ def _visible_gpus() -> tuple[list[str], str]:
         gpus = cuda.visible_gpus()
     except cuda.cuda.Error as error:
         return [], f"no NVIDIA GPU answers ({error})"
-    return gpus, "" if gpus else "this process sees no NVIDIA GPU"
+    if not gpus:
+        return [], "this process sees no NVIDIA GPU"
+    if cuda.find_nvcc() is None:
+        return [], "nvcc is neither on PATH nor in /usr/local/cuda/bin"
+    return gpus, ""
 
 
 def _open_cuda(index: int) -> Driver:
-    from pyrt.driver.cuda import CudaDriver
+    from pyrt.driver.cuda import CudaDriver, cuda
 
-    return CudaDriver(index)
+    try:
+        return CudaDriver(index)
+    except cuda.Error as error:
+        raise UserError(
+            f"GPU {index} cannot be used ({error}): is another program on it? See nvidia-smi"
+        ) from None

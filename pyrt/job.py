@@ -46,6 +46,9 @@ four ranks, though its ring (1) is better from there on too: 1.63 MB on the host
 _NAP = 100e-6
 """Seconds that a waiting rank sleeps where ranks share cores."""
 
+_LAST_WORDS = 0.1
+"""Seconds in which mpirun passes on what a rank printed before it ends the job."""
+
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -112,26 +115,37 @@ class Job:
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
     program = Path(sys.argv[0]).name
+    _watch_signals(program)
     try:
         job = join()
     except UserError as error:
         _exit_with_error(program, error, printing=_launcher_rank() == 0)
-    _watch_signals(program, job.rank)
     try:
         code = main(job)
     except AgreedError as error:
         _exit_with_error(program, error, printing=job.rank == 0)
     except UserError as error:  # raised outside ``together``: the other ranks do not know
-        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
-        job.comm.Abort(error.code)
-        os._exit(error.code)
+        _print_error(program, error)
+        _abort(job, error.code)
+    except MemoryError as error:
+        _print_error(program, f"not enough memory on the host: use smaller sizes or more nodes ({error})")
+        _abort(job, UserError.code)
+    except BrokenPipeError:  # who read the output has left, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abort(job, 128 + signal.SIGPIPE)
     except SystemExit:
         raise
     except BaseException:
         _print_traceback(program, job)
-        job.comm.Abort(1)
-        os._exit(1)
+        _abort(job, 1)
     sys.exit(code)
+
+
+def _abort(job: Job, code: int) -> NoReturn:
+    """End all ranks, once mpirun has had time to pass on what this one printed: MPICH's drops the rest."""
+    time.sleep(_LAST_WORDS)
+    job.comm.Abort(code)
+    os._exit(code)  # MPICH's Abort may return before the end
 
 
 @cache
@@ -193,8 +207,12 @@ def cores_share(affinities: list[set[int]], rank: int) -> float:
 
 def _exit_with_error(program: str, error: UserError, printing: bool) -> NoReturn:
     if printing:
-        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        _print_error(program, error)
     sys.exit(error.code)
+
+
+def _print_error(program: str, error: UserError | str) -> None:
+    print(f"{program}: error: {error}", file=sys.stderr, flush=True)
 
 
 def _print_traceback(program: str, job: Job) -> None:
@@ -205,7 +223,7 @@ def _print_traceback(program: str, job: Job) -> None:
     sys.stderr.flush()
 
 
-def _watch_signals(program: str, rank: int) -> None:
+def _watch_signals(program: str) -> None:
     """End this rank on SIGINT and SIGTERM from a thread of its own.
 
     Python runs signal handlers in the main thread between bytecodes: never, while that thread waits
@@ -216,13 +234,20 @@ def _watch_signals(program: str, rank: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer)
-    threading.Thread(target=_end_on_signal, args=(reader, program, rank), daemon=True).start()
+    threading.Thread(target=_end_on_signal, args=(reader, program), daemon=True).start()
 
 
-def _end_on_signal(reader: int, program: str, rank: int) -> None:
+def _end_on_signal(reader: int, program: str) -> None:
     number = os.read(reader, 1)[0]
     while number not in (signal.SIGINT, signal.SIGTERM):
         number = os.read(reader, 1)[0]
-    if rank == 0:
+    if _launcher_rank() == 0:
         os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+        # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
+        time.sleep(_LAST_WORDS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Abort has nothing to add
+        threading.Thread(target=MPI.COMM_WORLD.Abort, args=(128 + number,), daemon=True).start()
+        time.sleep(1)
     os._exit(128 + number)

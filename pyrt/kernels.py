@@ -51,7 +51,7 @@ def flatten(path: Path, directories: Sequence[Path]) -> str:
     nvcc's preprocessor need not run to know whether a compiled version is in the cache. ``#line`` keeps
     every error at its own file and line. Raises UserError for a file that is not there.
     """
-    return _flatten(path, [path.parent, *directories], set())
+    return _flatten(path, directories, set())
 
 
 def _flatten(path: Path, directories: Sequence[Path], seen: set[Path]) -> str:
@@ -59,7 +59,7 @@ def _flatten(path: Path, directories: Sequence[Path], seen: set[Path]) -> str:
     source = path.read_text().replace("#pragma once", "")  # each file is taken once anyway
 
     def included(match: re.Match[str]) -> str:
-        found = find(match[1], directories)
+        found = find(match[1], [path.parent, *directories])
         text = "" if found in seen else _flatten(found, directories, seen)
         next_line = source.count("\n", 0, match.end()) + 2
         return f'{text}\n#line {next_line} "{path}"'

@@ -195,6 +195,7 @@ class DeviceTimer:
     def start(self) -> None:
         if self._recorded[self._next] and self._driver.is_done(self._pairs[self._next][1]):
             self._collect(self._next)
+        self._recorded[self._next] = False
         self._driver.record(self._pairs[self._next][0], self._stream)
 
     def stop(self) -> None:

@@ -9,7 +9,17 @@ import os
 import time
 from pathlib import Path
 
-_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "orterun", "orted", "prterun", "prted"}
+_LAUNCHERS = {
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "orterun",
+    "orterun_wrapper",
+    "orted",
+    "prterun",
+    "prted",
+}
 """Names under which launchers and their helpers run; Slurm's step daemon outlives a job and is none."""
 
 
@@ -20,10 +30,23 @@ def process_start() -> float:
 
 def launch_start() -> float:
     """When the launcher of this process began; the process itself where it has none on this node."""
+    return _start(_launcher())
+
+
+def launched_from_terminal() -> bool:
+    """Whether a person watches: the standard error of the launcher, which passes on this process's, is a
+    terminal."""
+    try:
+        return os.readlink(f"/proc/{_launcher()}/fd/2").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return os.isatty(2)
+
+
+def _launcher() -> int:
     pid = os.getpid()
     while (parent := _parent(pid)) and _name(parent) in _LAUNCHERS:
         pid = parent
-    return _start(pid)
+    return pid
 
 
 def _start(pid: int) -> float:

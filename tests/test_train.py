@@ -227,3 +227,18 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_of_each():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     job = train_telling_exit_codes(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": visible})
     refused(job, "2 ranks", "1 GPU", "--share-gpus")
+
+
+def test_numpy_loads_only_after_mpi_has_set_its_threads():
+    """OpenBLAS reads the number of its threads once, when NumPy loads it."""
+    script = "import sys, train; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+
+
+def test_another_kind_of_network_is_not_evaluated_with_saved_parameters(tmp_path):
+    saved = str(tmp_path / "relu.npz")
+    trained = train(1, "--hidden", "8", "--epochs", "1", "--activation", "relu", "--save", saved)
+    assert trained.returncode == 0, trained.stderr
+    scored = train(1, "--hidden", "8", "--evaluate", "--init", saved)
+    assert scored.returncode == 2
+    assert "--activation relu" in scored.stderr

@@ -17,10 +17,15 @@ if [[ $(python -c "$where" 2>/dev/null) == "$(python3 -c "$where")" ]]; then pyt
 show=false
 if [[ ${1:-} == --show ]]; then show=true; shift; fi
 (($# > 0)) || set -- --hidden 512 --batch 3000
+if [[ -n ${RANKS:-} && ! $RANKS =~ ^[1-9][0-9]*$ ]]; then
+    echo "run: error: RANKS=$RANKS: give a number of ranks, 1 or more" >&2
+    exit 2
+fi
 command=(mpirun -n "${RANKS:-$default}" "$python" train.py "$@")
 
 if [[ $(dirname "$(command -v python3)") -ef .venv/bin && -z ${VIRTUAL_ENV:-} ]]; then
     echo "source .venv/bin/activate    # to type it yourself"
 fi
 echo "${command[*]}"
-$show || exec "${command[@]}"
+# No exec: a job counts its time from the start of mpirun, which would be this shell's and the set-up's.
+$show || "${command[@]}"

@@ -8,9 +8,10 @@ the stream has passed them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+if TYPE_CHECKING:  # NumPy loads once MPI has started (see pyrt/job.py); phases are there before
+    import numpy as np
 
 StreamHandle = Any
 EventHandle = Any

@@ -24,6 +24,11 @@ from pyrt.driver import Shape3
 from pyrt.errors import UserError
 
 
+def find_nvcc() -> str | None:
+    """CUDA's compiler: on PATH, or where the toolkit installs it without being on PATH."""
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
 def visible_gpus() -> list[str]:
     """UUIDs of the GPUs this process may use, in the order CUDA numbers them."""
     cuda.init()
@@ -152,12 +157,17 @@ class CudaDriver:
         return pycuda.compiler.SourceModule(source, cache_dir=folder, **self._compile_options())
 
     def _cache_folder(self, source: str, cache_dir: str) -> str:
-        nvcc = pycuda.compiler.get_nvcc_version("nvcc")
-        key = "\0".join([source, nvcc, pycuda.VERSION_TEXT, repr(self._compile_options())])
+        version = pycuda.compiler.get_nvcc_version(find_nvcc())
+        key = "\0".join([source, version, pycuda.VERSION_TEXT, repr(self._compile_options())])
         return os.path.join(cache_dir, hashlib.sha256(key.encode()).hexdigest()[:32])
 
     def _compile_options(self) -> dict[str, Any]:
-        return {"arch": self.architecture, "no_extern_c": True, "options": ["-O3"]}
+        return {
+            "nvcc": find_nvcc(),
+            "arch": self.architecture,
+            "no_extern_c": True,
+            "options": ["-O3"],
+        }
 
     def function(self, module: pycuda.compiler.SourceModule, name: str) -> cuda.Function:
         return module.get_function(name)

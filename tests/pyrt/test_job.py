@@ -34,8 +34,9 @@ def end(job: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def exit_codes(folder: Path) -> list[int]:
-    """Codes with which ranks ended, the first first; mpirun may have killed the recorders of later ones."""
-    return [int(line) for line in (folder / "codes").read_text().split()]
+    """Codes with which ranks ended, the first first; where mpirun kills ranks it may kill their recorders."""
+    codes = folder / "codes"
+    return [int(line) for line in codes.read_text().split()] if codes.exists() else []
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -173,7 +174,7 @@ class TestSignals:
         os.kill(pids[rank], number)
         done = end(job)
         assert done.returncode != 0
-        assert exit_codes(tmp_path)[0] == 128 + number
+        assert 128 + number in (done.returncode, *exit_codes(tmp_path)[:1])
         if rank == 0:
             assert f"jobs.py: stopped by {signal.Signals(number).name}\n" in done.stderr
         assert "Traceback" not in done.stderr
