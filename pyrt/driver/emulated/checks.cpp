@@ -185,12 +185,12 @@ static uint64_t offset(const Launch &launch, const void *code)
     stop(code, what);
 }
 
-static void require_permitted(const Granule &granule, unsigned bytes, int size, Kind kind, const void *code)
+static void require_permitted(const Granule &granule, unsigned bytes, size_t size, Kind kind, const void *code)
 {
     if (!(bytes & ~granule.permitted))
         return;
     char what[96];
-    snprintf(what, sizeof what, "%s %d bytes %s", verb(kind), size,
+    snprintf(what, sizeof what, "%s %zu bytes %s", verb(kind), size,
              granule.freed & bytes ? "of memory that has been freed" : "out of bounds");
     stop(code, what);
 }
@@ -203,7 +203,7 @@ static Access merged(Access access, const Access &before)
     return access;
 }
 
-static inline void check_granule(Granule &granule, unsigned bytes, int size, Kind kind, const void *code)
+static inline void check_granule(Granule &granule, unsigned bytes, size_t size, Kind kind, const void *code)
 {
     const Thread &self = *running;
     const Block &block = *self.block;
@@ -238,7 +238,7 @@ static bool is_private(const volatile void *address)
     return dladdr(const_cast<void *>(address), &info) && info.dli_fbase == running->block->launch.library;
 }
 
-static inline void access(const volatile void *address, int size, Kind kind, const void *code)
+static inline void access(const volatile void *address, size_t size, Kind kind, const void *code)
 {
     if (is_device(address)) {
         each_granule(address, size, [=](Granule &granule, unsigned bytes) {
@@ -246,7 +246,7 @@ static inline void access(const volatile void *address, int size, Kind kind, con
         });
     } else if (!is_private(address)) {
         char what[96];
-        snprintf(what, sizeof what, "%s %d bytes at %p, which is no memory of the device", verb(kind), size,
+        snprintf(what, sizeof what, "%s %zu bytes at %p, which is no memory of the device", verb(kind), size,
                  const_cast<const void *>(address));
         stop(code, what);
     }
@@ -293,6 +293,27 @@ HOOKS(16)
 void __tsan_init() {}
 void __tsan_read_range(void *address, size_t size) { checks::access(address, size, Kind::read, CODE); }
 void __tsan_write_range(void *address, size_t size) { checks::access(address, size, Kind::write, CODE); }
+
+// What the linker puts in the place of memcpy and its like.
+void *__wrap_memcpy(void *target, const void *source, size_t size)
+{
+    checks::access(source, size, Kind::read, CODE);
+    checks::access(target, size, Kind::write, CODE);
+    return memcpy(target, source, size);
+}
+
+void *__wrap_memmove(void *target, const void *source, size_t size)
+{
+    checks::access(source, size, Kind::read, CODE);
+    checks::access(target, size, Kind::write, CODE);
+    return memmove(target, source, size);
+}
+
+void *__wrap_memset(void *target, int byte, size_t size)
+{
+    checks::access(target, size, Kind::write, CODE);
+    return memset(target, byte, size);
+}
 
 // -fsanitize=alignment: called where an address is not aligned for its type.
 void __ubsan_handle_type_mismatch_v1(const void *, const void *)

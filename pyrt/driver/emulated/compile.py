@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -38,13 +37,15 @@ _CHECKED = [
     *("-fsanitize=thread", "-fsanitize=alignment"),
     *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 ]
+# The compiler makes such calls of loops and of copies of structures; they come to the runtime too.
+_CHECKED_LINK = ["-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset"]
 
 _DYNAMIC = re.compile(r"\bextern\s+__shared__\s+([^;]*?)\s*\b(\w+)\s*\[\s*\]\s*;")
 _STATIC = re.compile(
     r"(?:\bstatic\s+)?\b__shared__\s+(?:(?:alignas|__align__)\s*\((?P<alignment>[^)]*)\)\s*)?"
     r"(?P<type>[^;,=]*?)\s*\b(?P<name>\w+)\s*(?P<sizes>(?:\[[^;\]]*\]\s*)*);"
 )
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 @cache
@@ -60,7 +61,7 @@ def runtime_library() -> Path:
     """The compiled runtime, for all kernels; compiled on first use."""
     text = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
     folder = cache_folder("emulated")
-    return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, (), folder)
+    return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, [], [], folder)
 
 
 def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
@@ -70,17 +71,18 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     """
     text = translate(source)
     flags = ["-include", str(NAMES), *(_CHECKED if checked else [])]
+    link = _CHECKED_LINK if checked else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"
         path.write_text(text)
-        return _build(text + NAMES.read_text(), [path], flags, Path(cache_dir))
+        return _build(text + NAMES.read_text(), [path], flags, link, Path(cache_dir))
 
 
 def translate(source: str) -> str:
     """C++ of a CUDA source, line by line: shared variables found in the block's storage, and for each kernel
     a function ``emulated_call_<name>`` that takes its arguments packed.
     """
-    source = _COMMENT.sub(_blank, source)
+    source = _COMMENT_OR_STRING.sub(_without_comment, source)
     source = _DYNAMIC.sub(r"\1 *const \2 = static_cast<\1 *>(emulated_dynamic_shared());", source)
     source = _STATIC.sub(_shared_variable, source)
     if "__shared__" in source:
@@ -93,9 +95,9 @@ def translate(source: str) -> str:
     return "\n".join([source, *calls, ""])
 
 
-def _blank(comment: re.Match[str]) -> str:
-    """A comment's line breaks, so that what follows keeps its line."""
-    return "\n" * comment[0].count("\n") or " "
+def _without_comment(match: re.Match[str]) -> str:
+    """A string as it is; of a comment the line breaks, so that what follows keeps its line."""
+    return match[0] if match[0].startswith('"') else "\n" * match[0].count("\n") or " "
 
 
 def _shared_variable(match: re.Match[str]) -> str:
@@ -104,26 +106,27 @@ def _shared_variable(match: re.Match[str]) -> str:
     return f"auto &{match['name']} = emulated::shared_variable<{kind}{alignment}>([] {{}});"
 
 
-def _build(key: str, files: Sequence[Path], flags: Sequence[str], cache: Path) -> Path:
+def _build(key: str, files: list[Path], flags: list[str], link: list[str], cache: Path) -> Path:
     """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
     path, version = compiler()
-    command = [path, *_FLAGS, *flags]
-    folder = cache / hashlib.sha256("\0".join([key, version, *command]).encode()).hexdigest()[:32]
+    compile = [path, *_FLAGS, *flags]
+    link = [path, "-shared", "-pthread", *link]
+    folder = cache / hashlib.sha256("\0".join([key, version, *compile, *link]).encode()).hexdigest()[:32]
     if not folder.is_dir():
-        _compile(command, files, folder)
+        _compile(compile, link, files, folder)
     return folder / _LIBRARY
 
 
-def _compile(command: Sequence[str], files: Sequence[Path], folder: Path) -> None:
+def _compile(compile: list[str], link: list[str], files: list[Path], folder: Path) -> None:
     """Compile and link; the folder with its library appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
     objects = [scratch / f"{file.stem}.o" for file in files]
     try:
         for file, target in zip(files, objects, strict=True):
-            _run([*command, "-c", str(file), "-o", str(target)])
-        # Without the flags: -fsanitize would link the compiler's own runtime.
-        _run([command[0], "-shared", "-pthread", *map(str, objects), "-o", str(scratch / _LIBRARY)])
+            _run([*compile, "-c", str(file), "-o", str(target)])
+        # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
+        _run([*link, *map(str, objects), "-o", str(scratch / _LIBRARY)])
         scratch.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another job was faster, with the same result
@@ -132,7 +135,7 @@ def _compile(command: Sequence[str], files: Sequence[Path], folder: Path) -> Non
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{Path(command[0]).name} does not compile it\n{done.stderr}")

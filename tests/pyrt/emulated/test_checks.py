@@ -24,6 +24,26 @@ extern "C" __global__ void test(int n, float *x)
     x[threadIdx.x + BUG] = 1;  // here
 }
 """
+MEMSET = """
+extern "C" __global__ void test(int n, float *x)
+{
+    if (threadIdx.x == 7)
+        memset(x, 0, (n + BUG) * sizeof(float));  // here
+}
+"""
+STRUCTURE = """  // too large for a load and a store: the compiler calls memcpy
+struct Large { float of[512]; };
+extern "C" __global__ void test(int n, float *x)
+{
+    __shared__ Large large[2];
+    if (threadIdx.x != 7)
+        return;
+    for (int i = 0; i < 512 - BUG; i++)
+        large[0].of[i] = i;
+    large[1] = large[0];  // here
+    x[0] = large[1].of[500];
+}
+"""
 BEFORE_THE_START = """
 extern "C" __global__ void test(int n, const float *x)
 {
@@ -177,6 +197,8 @@ extern "C" __global__ void test(int n, float *x)
 
 BUGS = {
     "out of bounds": (OUT_OF_BOUNDS, "(0, 0, 0)", "(63, 0, 0)", "writes 4 bytes out of bounds"),
+    "memset": (MEMSET, "(0, 0, 0)", "(7, 0, 0)", "writes 260 bytes out of bounds"),
+    "structure": (STRUCTURE, "(0, 0, 0)", "(7, 0, 0)", "reads memory that nobody has written"),
     "before the start": (BEFORE_THE_START, "(0, 0, 0)", "(2, 0, 0)", "reads 4 bytes out of bounds"),
     "shared": (SHARED_OUT_OF_BOUNDS, "(0, 0, 0)", "(3, 0, 0)", "writes 4 bytes out of bounds"),
     "dynamic shared": (DYNAMIC_OUT_OF_BOUNDS, "(0, 0, 0)", "(3, 0, 0)", "writes 4 bytes out of bounds"),

@@ -53,6 +53,18 @@ class TestProgress:
         _, order = kernel(12, 64, np.zeros(1, np.int32), np.full(12, -2, np.int32))
         assert order.tolist() == list(range(11, -1, -1))
 
+    @pytest.mark.parametrize("wait", [wait for wait in WAITS if wait != "plain volatile loads"])
+    def test_threads_of_a_block_that_wait_for_later_threads(self, plain: Bench, wait: str) -> None:
+        kernel = plain.kernel(f"""
+        extern "C" __global__ void test(int *turn)
+        {{
+            const int mine = blockDim.x - 1 - threadIdx.x;
+            {WAITS[wait]}
+            *(volatile int *)turn = mine + 1;
+        }}""")
+        (turn,) = kernel(1, 40, np.zeros(1, np.int32))
+        assert turn == 40
+
     @pytest.mark.parametrize("wait", WAITS)
     def test_kernels_of_two_streams_that_wait_for_each_other(self, plain: Bench, wait: str) -> None:
         (plain.folder / "ping.cu").write_text(f"""
@@ -187,6 +199,11 @@ class TestCompile:
             ):
                 code = before.split("//")[0].strip()
                 assert "__shared__" in before or not code or code in after
+
+    def test_comments_go_and_strings_stay(self) -> None:
+        source = '#line 3 "a//b.cu"\nint x; /* one\ntwo */ const char *s = "/* \\" //"; // three'
+        expected = '#line 3 "a//b.cu"\nint x; \n const char *s = "/* \\" //";  \n'
+        assert compile.translate(source) == expected
 
     @pytest.mark.parametrize("declaration", ["float a[3], b[4];", "int a = 3;"])
     def test_what_it_cannot_translate_is_named(self, declaration: str) -> None:
