@@ -27,15 +27,15 @@ bool enabled = false;
 
 static const int BYTES = 4;  // of memory that share a granule
 
-// An access: its time, the thread's number among all threads, which of the 4 bytes, and whether it was atomic.
-struct Access {
+// When somebody accessed a granule, by its number among all threads; which of the bytes; whether atomically.
+struct Record {
     uint32_t time;
     uint32_t thread : 27, bytes : 4, atomic : 1;
 };
 
 struct Granule {
-    Access write, read;
-    Access read_too;  // by another thread than `read`, so that one of the two is not the writer
+    Record write, read;
+    Record read_too;  // by another thread than `read`, so that one of the two is not the writer
     uint32_t writer;  // where in the kernel's library the code is that wrote
     uint8_t permitted, written, freed;  // a bit for each byte
 };
@@ -56,7 +56,7 @@ static bool is_device(const volatile void *address)
     return size_t(static_cast<const volatile char *>(address) - region) < REGION;
 }
 
-// Calls visit(granule, bytes) for each granule of a stretch; `bytes` are those of the granule that belong to it.
+// Calls visit(granule, bytes) for each granule of a stretch, with those of its bytes that belong to it.
 template <class Visit>
 static inline void each_granule(const volatile void *address, size_t size, Visit visit)
 {
@@ -133,98 +133,98 @@ void fence() { ++time_now; }
 // Accesses
 // ---------------------------------------------------------------------------------------------------------
 
-enum class Kind { read, write, atomic };
+// What a thread does to memory, and where in its code.
+struct Deed {
+    Access access;
+    bool atomic;
+    size_t size;
+    const void *code;
 
-static const char *verb(Kind kind)
-{
-    return kind == Kind::read ? "reads" : kind == Kind::write ? "writes" : "changes atomically";
-}
+    bool reads() const { return access != Access::write; }
+    bool writes() const { return access != Access::read; }
+    const char *verb() const { return !writes() ? "reads" : reads() ? "changes" : "writes"; }
+};
 
 static const unsigned THREADS = 1u << 27;  // numbers of threads, after which they begin again
 
-// Whether an access of the past may as well have come after the running thread's.
-static bool is_unordered(const Access &access, unsigned bytes, const Thread &self, uint32_t number)
+// Whether what was done in the past may as well have been done after what the running thread does now.
+static bool is_unordered(const Record &past, unsigned bytes, bool atomic, const Thread &self, uint32_t number)
 {
     const Block &block = *self.block;
-    if (access.time < block.launch.begun || !(access.bytes & bytes) || access.thread == number)
+    if (past.time < block.launch.begun || !(past.bytes & bytes) || past.thread == number)
         return false;
-    const uint32_t other = (access.thread - block.first_thread) % THREADS;
+    if (past.atomic && atomic)
+        return false;
+    const uint32_t other = (past.thread - block.first_thread) % THREADS;
     if (other >= block.threads.size())
-        return access.time >= block.acquired;
-    if (access.time < block.opened)
+        return past.time >= block.acquired;
+    if (past.time < block.opened)
         return false;
-    return int(other / WARP) != self.number / WARP || access.time >= self.met;
+    return int(other / WARP) != self.number / WARP || past.time >= self.met;
 }
 
-static uint64_t offset(const Launch &launch, const void *code)
+// `writer` is the place in the code where the other thread wrote; 0 where it read: that is not remembered.
+[[noreturn]] static void stop_for_race(const Deed &deed, const Record &other, uint32_t writer)
 {
-    return static_cast<const char *>(code) - launch.library - 1;  // within the call, not after it
-}
-
-[[noreturn]] static void stop_for_race(const void *code, Kind kind, const Access &other, bool other_wrote,
-                                       uint32_t writer)
-{
-    const Thread &self = *running;
-    Launch &launch = self.block->launch;
-    std::unique_lock<std::mutex> lock(launch.mutex);
-    if (!launch.failed) {
-        Finding &finding = *launch.finding;
-        const unsigned threads = launch.block.x * launch.block.y * launch.block.z;
-        const uint32_t number = (other.thread - launch.first_thread) % THREADS;
-        const bool ours = number / threads < launch.blocks;
-        snprintf(finding.other_did, sizeof finding.other_did, "%s it, with nothing to order the two%s",
-                 other_wrote ? "wrote" : "read", ours ? "" : ": in another kernel's");
-        const Place place = place_of(launch, ours ? number / threads : 0, ours ? number % threads : 0);
-        finding.other = {other_wrote && ours ? writer : 0,
-                         {place.block.x, place.block.y, place.block.z},
-                         {place.thread.x, place.thread.y, place.thread.z}};
-    }
-    lock.unlock();
+    const Launch &launch = running->block->launch;
     char what[64];
-    snprintf(what, sizeof what, "%s memory that another thread uses", verb(kind));
-    stop(code, what);
+    snprintf(what, sizeof what, "%s memory that another thread uses", deed.verb());
+    Finding finding = found(*running, deed.code, what);
+    const unsigned threads = launch.block.x * launch.block.y * launch.block.z;
+    const uint32_t number = (other.thread - launch.first_thread) % THREADS;
+    const bool ours = number / threads < launch.blocks;
+    snprintf(finding.other_did, sizeof finding.other_did, "%s%s it, with nothing to order the two",
+             ours ? "" : "of another kernel ", writer ? "wrote" : "read");
+    const Place place = place_of(launch, ours ? number / threads : 0, ours ? number % threads : 0);
+    finding.other = {ours ? writer : 0,
+                     {place.block.x, place.block.y, place.block.z},
+                     {place.thread.x, place.thread.y, place.thread.z}};
+    stop(finding);
 }
 
-static void require_permitted(const Granule &granule, unsigned bytes, size_t size, Kind kind, const void *code)
+static void require_permitted(const Granule &granule, unsigned bytes, const Deed &deed)
 {
     if (!(bytes & ~granule.permitted))
         return;
     char what[96];
-    snprintf(what, sizeof what, "%s %zu bytes %s", verb(kind), size,
+    snprintf(what, sizeof what, "%s %zu bytes %s", deed.verb(), deed.size,
              granule.freed & bytes ? "of memory that has been freed" : "out of bounds");
-    stop(code, what);
+    stop(found(*running, deed.code, what));
 }
 
 // Of a thread that goes through memory byte by byte, all bytes are remembered.
-static Access merged(Access access, const Access &before)
+static Record merged(Record now, const Record &before)
 {
-    if (before.thread == access.thread && before.time == access.time && before.atomic == access.atomic)
-        access.bytes |= before.bytes;
-    return access;
+    if (before.thread == now.thread && before.time == now.time && before.atomic == now.atomic)
+        now.bytes |= before.bytes;
+    return now;
 }
 
-static inline void check_granule(Granule &granule, unsigned bytes, size_t size, Kind kind, const void *code)
+static inline void check_granule(Granule &granule, unsigned bytes, const Deed &deed)
 {
     const Thread &self = *running;
     const Block &block = *self.block;
     const uint32_t number = (block.first_thread + self.number) % THREADS;
-    const bool atomic = kind == Kind::atomic;
-    require_permitted(granule, bytes, size, kind, code);
-    if (kind != Kind::write && (bytes & ~granule.written))
-        stop(code, "reads memory that nobody has written");
-    if (is_unordered(granule.write, bytes, self, number) && !(atomic && granule.write.atomic))
-        stop_for_race(code, kind, granule.write, true, granule.writer);
-    const Access access = {time_now.load(std::memory_order_relaxed), number, bytes, atomic};
-    if (kind == Kind::read) {
-        const bool keep = is_unordered(granule.read, granule.read.bytes, self, number);
-        (keep ? granule.read_too : granule.read) = merged(access, keep ? granule.read_too : granule.read);
+    const auto races = [&](const Record &past) {
+        return is_unordered(past, bytes, deed.atomic, self, number);
+    };
+    require_permitted(granule, bytes, deed);
+    if (deed.reads() && (bytes & ~granule.written))
+        stop(found(self, deed.code, "reads memory that nobody has written"));
+    if (races(granule.write))
+        stop_for_race(deed, granule.write, granule.writer);
+    const Record now = {time_now.load(std::memory_order_relaxed), number, bytes, deed.atomic};
+    if (!deed.writes()) {
+        const bool keep = is_unordered(granule.read, granule.read.bytes, false, self, number);
+        Record &record = keep ? granule.read_too : granule.read;
+        record = merged(now, record);
         return;
     }
-    for (const Access &read : {granule.read, granule.read_too})
-        if (is_unordered(read, bytes, self, number))
-            stop_for_race(code, kind, read, false, 0);
-    granule.write = merged(access, granule.write);
-    granule.writer = offset(block.launch, code);
+    for (const Record &read : {granule.read, granule.read_too})
+        if (races(read))
+            stop_for_race(deed, read, 0);
+    granule.write = merged(now, granule.write);
+    granule.writer = static_cast<const char *>(deed.code) - block.launch.library - 1;
     granule.written |= bytes;
 }
 
@@ -238,24 +238,29 @@ static bool is_private(const volatile void *address)
     return dladdr(const_cast<void *>(address), &info) && info.dli_fbase == running->block->launch.library;
 }
 
-static inline void access(const volatile void *address, size_t size, Kind kind, const void *code)
+static inline void check(const volatile void *address, const Deed &deed)
 {
     if (is_device(address)) {
-        each_granule(address, size, [=](Granule &granule, unsigned bytes) {
-            check_granule(granule, bytes, size, kind, code);
-        });
+        each_granule(address, deed.size,
+                     [&](Granule &granule, unsigned bytes) { check_granule(granule, bytes, deed); });
     } else if (!is_private(address)) {
         char what[96];
-        snprintf(what, sizeof what, "%s %zu bytes at %p, which is no memory of the device", verb(kind), size,
-                 const_cast<const void *>(address));
-        stop(code, what);
+        snprintf(what, sizeof what, "%s %zu bytes at %p, which is no memory of the device", deed.verb(),
+                 deed.size, const_cast<const void *>(address));
+        stop(found(*running, deed.code, what));
     }
 }
 
-void atomic_access(const volatile void *address, int size, const void *code)
+void atomic_access(const volatile void *address, int size, Access access, const void *code)
 {
-    access(address, size, Kind::atomic, code);
-    running->block->acquired = time_now;
+    check(address, {access, true, size_t(size), code});
+    if (access != Access::write)
+        running->block->acquired = time_now;
+}
+
+static void plain_access(const void *address, size_t size, Access access, const void *code)
+{
+    check(address, {access, false, size, code});
 }
 
 }  // namespace checks
@@ -266,21 +271,17 @@ void atomic_access(const volatile void *address, int size, const void *code)
 // ---------------------------------------------------------------------------------------------------------
 
 using namespace emulated;
-using checks::Kind;
+using checks::plain_access;
 
 #define CODE __builtin_return_address(0)
 
 #define HOOKS(size)                                                                                         \
-    void __tsan_read##size(void *address) { checks::access(address, size, Kind::read, CODE); }              \
-    void __tsan_write##size(void *address) { checks::access(address, size, Kind::write, CODE); }            \
-    void __tsan_unaligned_read##size(void *address) { checks::access(address, size, Kind::read, CODE); }    \
-    void __tsan_unaligned_write##size(void *address) { checks::access(address, size, Kind::write, CODE); }  \
-    void __tsan_volatile_read##size(void *address)                                                          \
-    {                                                                                                       \
-        maybe_pause();                                                                                      \
-        checks::atomic_access(address, size, CODE);                                                         \
-    }                                                                                                       \
-    void __tsan_volatile_write##size(void *address) { checks::atomic_access(address, size, CODE); }
+    void __tsan_read##size(void *address) { plain_access(address, size, Access::read, CODE); }              \
+    void __tsan_write##size(void *address) { plain_access(address, size, Access::write, CODE); }            \
+    void __tsan_unaligned_read##size(void *address) { plain_access(address, size, Access::read, CODE); }    \
+    void __tsan_unaligned_write##size(void *address) { plain_access(address, size, Access::write, CODE); }  \
+    void __tsan_volatile_read##size(void *address) { emulated_atomic(address, size, Access::read, CODE); }  \
+    void __tsan_volatile_write##size(void *address) { emulated_atomic(address, size, Access::write, CODE); }
 
 extern "C" {
 
@@ -291,39 +292,41 @@ HOOKS(8)
 HOOKS(16)
 
 void __tsan_init() {}
-void __tsan_read_range(void *address, size_t size) { checks::access(address, size, Kind::read, CODE); }
-void __tsan_write_range(void *address, size_t size) { checks::access(address, size, Kind::write, CODE); }
+void __tsan_read_range(void *address, size_t size) { plain_access(address, size, Access::read, CODE); }
+void __tsan_write_range(void *address, size_t size) { plain_access(address, size, Access::write, CODE); }
 
 // What the linker puts in the place of memcpy and its like.
 void *__wrap_memcpy(void *target, const void *source, size_t size)
 {
-    checks::access(source, size, Kind::read, CODE);
-    checks::access(target, size, Kind::write, CODE);
+    plain_access(source, size, Access::read, CODE);
+    plain_access(target, size, Access::write, CODE);
     return memcpy(target, source, size);
 }
 
 void *__wrap_memmove(void *target, const void *source, size_t size)
 {
-    checks::access(source, size, Kind::read, CODE);
-    checks::access(target, size, Kind::write, CODE);
+    plain_access(source, size, Access::read, CODE);
+    plain_access(target, size, Access::write, CODE);
     return memmove(target, source, size);
 }
 
 void *__wrap_memset(void *target, int byte, size_t size)
 {
-    checks::access(target, size, Kind::write, CODE);
+    plain_access(target, size, Access::write, CODE);
     return memset(target, byte, size);
 }
 
 // -fsanitize=alignment: called where an address is not aligned for its type.
 void __ubsan_handle_type_mismatch_v1(const void *, const void *)
 {
-    stop(CODE, "accesses memory at an address that is not aligned for its type");
+    stop(found(*running, CODE, "accesses memory at an address that is not aligned for its type"));
 }
 
-// Turns the checks on, for good: before anything is allocated. 0 where there is no room for them.
+// Turns the checks on, for good, for what is allocated from now on. 0 where there is no room for them.
 int emulated_enable_checks()
 {
+    if (checks::enabled)
+        return 1;
     const size_t size = REGION / checks::BYTES * sizeof(checks::Granule);
     void *memory =
         mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

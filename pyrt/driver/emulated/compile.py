@@ -109,24 +109,25 @@ def _shared_variable(match: re.Match[str]) -> str:
 def _build(key: str, files: list[Path], flags: list[str], link: list[str], cache: Path) -> Path:
     """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
     path, version = compiler()
-    compile = [path, *_FLAGS, *flags]
-    link = [path, "-shared", "-pthread", *link]
-    folder = cache / hashlib.sha256("\0".join([key, version, *compile, *link]).encode()).hexdigest()[:32]
+    compiling = [path, *_FLAGS, *flags]
+    linking = [path, "-shared", "-pthread", *link]
+    depends = "\0".join([key, version, *compiling, *linking])
+    folder = cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
     if not folder.is_dir():
-        _compile(compile, link, files, folder)
+        _compile(files, compiling, linking, folder)
     return folder / _LIBRARY
 
 
-def _compile(compile: list[str], link: list[str], files: list[Path], folder: Path) -> None:
+def _compile(files: list[Path], compiling: list[str], linking: list[str], folder: Path) -> None:
     """Compile and link; the folder with its library appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
     objects = [scratch / f"{file.stem}.o" for file in files]
     try:
         for file, target in zip(files, objects, strict=True):
-            _run([*compile, "-c", str(file), "-o", str(target)])
+            _run([*compiling, "-c", str(file), "-o", str(target)])
         # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
-        _run([*link, *map(str, objects), "-o", str(scratch / _LIBRARY)])
+        _run([*linking, *map(str, objects), "-o", str(scratch / _LIBRARY)])
         scratch.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another job was faster, with the same result

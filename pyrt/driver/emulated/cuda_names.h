@@ -66,6 +66,8 @@ struct Place {
     dim3 threads, blocks;
 };
 
+enum class Access { read, write, change };
+
 // Of the thread that runs on this core; the runtime sets it at every switch.
 extern __thread const Place *place;
 
@@ -90,13 +92,13 @@ EMULATED_UNCHECKED inline unsigned lane()
 static const int warpSize = 32;
 
 extern "C" {
-// Waits for all threads of the block; how many of them gave a predicate that is not 0. `line` is the kernel's.
+// Waits for all threads of the block; how many gave a predicate that is not 0. `line` is the kernel's.
 int emulated_barrier(int predicate, int line);
 // Waits for the lanes in mask; then emulated_value(lane) is what each of them gave.
 void emulated_meet(unsigned mask, uint64_t value);
 uint64_t emulated_value(unsigned lane);
-// An access to memory that others may be waiting on, by the kernel's code: lets them run now and then.
-void emulated_atomic(const volatile void *address, int size, const void *code);
+// An access to memory that others may wait for, by the kernel's code: lets them run now and then.
+void emulated_atomic(const volatile void *address, int size, emulated::Access access, const void *code);
 void emulated_fence();
 // The thread waits for something that others do: lets them run.
 void emulated_pause();
@@ -224,10 +226,10 @@ struct Same {
 // Not inlined, so that the caller's line is the return address that a report needs.
 #define EMULATED_ATOMIC(name, after)                                                                        \
     template <class T>                                                                                      \
-    EMULATED_UNCHECKED __attribute__((noinline)) T name(T *address, typename emulated::Same<T>::type value)  \
+    EMULATED_UNCHECKED __attribute__((noinline)) T name(T *address, typename emulated::Same<T>::type value) \
     {                                                                                                       \
-        emulated_atomic(address, sizeof(T), __builtin_return_address(0));                                   \
-        return emulated::replace(address, [value](T old) EMULATED_UNCHECKED { return T(after); });           \
+        emulated_atomic(address, sizeof(T), emulated::Access::change, __builtin_return_address(0));         \
+        return emulated::replace(address, [value](T old) EMULATED_UNCHECKED { return T(after); });          \
     }
 #define EMULATED_ATOMICS(name, after)                                                                       \
     EMULATED_ATOMIC(name, after)                                                                            \
@@ -247,12 +249,12 @@ EMULATED_ATOMICS(atomicDec, old == 0 || old > value ? value : old - 1)
 
 #define EMULATED_CAS(name)                                                                                  \
     template <class T>                                                                                      \
-    EMULATED_UNCHECKED __attribute__((noinline)) T name(                                                     \
-        T *address, typename emulated::Same<T>::type compare, typename emulated::Same<T>::type value)        \
+    EMULATED_UNCHECKED __attribute__((noinline)) T name(                                                    \
+        T *address, typename emulated::Same<T>::type compare, typename emulated::Same<T>::type value)       \
     {                                                                                                       \
-        emulated_atomic(address, sizeof(T), __builtin_return_address(0));                                   \
+        emulated_atomic(address, sizeof(T), emulated::Access::change, __builtin_return_address(0));         \
         return emulated::replace(                                                                           \
-            address, [=](T old) EMULATED_UNCHECKED { return old == compare ? value : old; });                \
+            address, [=](T old) EMULATED_UNCHECKED { return old == compare ? value : old; });               \
     }
 
 EMULATED_CAS(atomicCAS)
@@ -312,7 +314,7 @@ namespace emulated {
 template <class T>
 EMULATED_UNCHECKED __attribute__((noinline)) T load_acquire(const T *address)
 {
-    emulated_atomic(address, sizeof(T), __builtin_return_address(0));
+    emulated_atomic(address, sizeof(T), Access::read, __builtin_return_address(0));
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
@@ -320,7 +322,7 @@ template <class T>
 EMULATED_UNCHECKED __attribute__((noinline)) void store_release(T *address, T value)
 {
     emulated_fence();
-    emulated_atomic(address, sizeof(T), __builtin_return_address(0));
+    emulated_atomic(address, sizeof(T), Access::write, __builtin_return_address(0));
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 

@@ -190,9 +190,9 @@ static void require_all_at_barrier(Block &block)
     const Thread &first = *std::find_if(block.threads.begin(), block.threads.end(), is_waiting);
     for (const Thread &thread : block.threads)
         if (!is_waiting(thread))
-            block.launch.fail(first, first.code, "waits at a barrier that other threads have ended without");
+            block.launch.fail(found(first, first.code, "waits at a barrier that other threads never reach"));
         else if (thread.line != first.line)
-            block.launch.fail(first, first.code, "waits at a barrier while other threads wait at another");
+            block.launch.fail(found(first, first.code, "waits at a barrier, others at another"));
 }
 
 // The barrier opens once all threads have arrived that have not ended, as on a GPU.
@@ -256,19 +256,27 @@ void maybe_pause()
         emulated_pause();
 }
 
-void Launch::fail(const Thread &thread, const void *code, const char *what)
+// `code` is a return address: one less lies in the line of the call.
+Finding found(const Thread &thread, const void *code, const char *what)
 {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (failed.exchange(true))
-        return;
     const uint3 &b = thread.place.block, &t = thread.place.thread;
-    snprintf(finding->what, sizeof finding->what, "%s", what);
-    finding->where = {uint64_t(static_cast<const char *>(code) - library - 1), {b.x, b.y, b.z}, {t.x, t.y, t.z}};
+    const uint64_t offset = static_cast<const char *>(code) - thread.block->launch.library - 1;
+    Finding finding = {};
+    snprintf(finding.what, sizeof finding.what, "%s", what);
+    finding.where = {offset, {b.x, b.y, b.z}, {t.x, t.y, t.z}};
+    return finding;
 }
 
-void stop(const void *code, const char *what)
+void Launch::fail(const Finding &found)
 {
-    running->block->launch.fail(*running, code, what);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!failed.exchange(true))
+        *finding = found;
+}
+
+void stop(const Finding &found)
+{
+    running->block->launch.fail(found);
     for (;;)
         suspend();
 }
@@ -300,10 +308,10 @@ static Progress pass(Block &block)
     if (!ran) {
         const auto stuck = std::find_if(block.threads.begin(), block.threads.end(),
                                         [](const Thread &thread) { return thread.state != State::done; });
-        block.launch.fail(*stuck, stuck->code,
-                          stuck->state == State::at_barrier
-                              ? "waits at a barrier for threads that wait elsewhere"
-                              : "waits for lanes of its warp that wait elsewhere");
+        const char *what = stuck->state == State::at_barrier
+                               ? "waits at a barrier for threads that wait elsewhere"
+                               : "waits for lanes of its warp that wait elsewhere";
+        block.launch.fail(found(*stuck, stuck->code, what));
         return Progress::ended;
     }
     return made ? Progress::made : Progress::polls;
@@ -429,11 +437,11 @@ void emulated_pause()
     suspend();
 }
 
-void emulated_atomic(const volatile void *address, int size, const void *code)
+void emulated_atomic(const volatile void *address, int size, Access access, const void *code)
 {
     maybe_pause();
     if (running->block->launch.checked)
-        checks::atomic_access(address, size, code);
+        checks::atomic_access(address, size, access, code);
 }
 
 void emulated_fence()
@@ -458,7 +466,7 @@ void *emulated_shared(const void *key, size_t size, size_t alignment)
             return variable.address;
     const size_t start = (shared.used + SharedMemory::GAP + alignment - 1) / alignment * alignment;
     if (start + size > SharedMemory::BYTES)
-        stop(__builtin_return_address(0), "needs more shared memory than a block can have");
+        stop(found(*running, __builtin_return_address(0), "needs more shared memory than there is"));
     char *address = shared.start + start;
     shared.used = start + size;
     memset(address, POISON, size);

@@ -114,9 +114,12 @@ struct Launch {
     std::mutex mutex;
     std::condition_variable finished;
 
-    // Notes the first finding; the launch ends when each worker next looks.
-    void fail(const Thread &thread, const void *code, const char *what);
+    // Keeps the first finding; the launch ends when each worker next looks.
+    void fail(const Finding &found);
 };
+
+// What a thread did at a place in its kernel's code.
+Finding found(const Thread &thread, const void *code, const char *what);
 
 Place place_of(const Launch &launch, unsigned block, unsigned thread);
 
@@ -129,7 +132,7 @@ void suspend();
 void maybe_pause();
 
 // Ends the launch, for what the running thread did.
-[[noreturn]] void stop(const void *code, const char *what);
+[[noreturn]] void stop(const Finding &found);
 
 // ---------------------------------------------------------------------------------------------------------
 // Memory (memory.cpp)
@@ -153,7 +156,7 @@ void launch_begins(Launch &launch);
 void block_begins(Block &block, unsigned number);
 void barrier_opens(Block &block);
 void lanes_meet(Block &block, int warp, unsigned lanes);
-void atomic_access(const volatile void *address, int size, const void *code);
+void atomic_access(const volatile void *address, int size, Access access, const void *code);
 void fence();
 
 // From now on these bytes may be accessed, and have (not) been written; or may not.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyrt.driver.emulated import DeviceError
+from pyrt.driver.emulated import DeviceError, EmulatedDriver
 from pyrt.memory import DeviceArray, pinned
 from tests.pyrt.emulated.conftest import Bench
 
@@ -216,9 +216,9 @@ BUGS = {
         BARRIER_AFTER_RETURN,
         "(0, 0, 0)",
         "(0, 0, 0)",
-        "other threads have ended without",
+        "that other threads never reach",
     ),
-    "two barriers": (TWO_BARRIERS, "(0, 0, 0)", "(0, 0, 0)", "other threads wait at another"),
+    "two barriers": (TWO_BARRIERS, "(0, 0, 0)", "(0, 0, 0)", "waits at a barrier, others at another"),
 }
 BLOCKS = {"between blocks": 4, "missing fence": 4}
 
@@ -264,6 +264,32 @@ def test_the_device_goes_on_after_a_report(checking: Bench) -> None:
     with pytest.raises(DeviceError):
         run(checking, "missing barrier", 1)
     run(checking, "missing barrier", 0)
+
+
+def test_atomic_and_volatile_accesses_do_not_race_with_each_other_nor_reads_with_reads(
+    checking: Bench,
+) -> None:
+    """Nor does a volatile store need what it writes to be written already."""
+    source = """
+    extern "C" __global__ void test(int *x, int *y)
+    {
+        const int seen = *(volatile int *)x + *x;
+        atomicAdd(&y[0], emulated::load_acquire(&y[0]) + seen);
+        ((volatile int *)y)[1] = 7;
+        emulated::store_release(&y[1], 7);
+    }"""
+    y = DeviceArray.empty(checking.driver, (2,), "i4")
+    y.rows(0, 1).set(np.zeros(1))
+    checking.kernel(source)(3, 40, np.zeros(1, "i4"), y)
+    assert y.to_host().tolist() == [0, 7]
+
+
+def test_two_checking_devices_beside_each_other(checking: Bench) -> None:
+    x = DeviceArray.from_host(checking.driver, np.ones(4, "f4"))
+    other = EmulatedDriver(sanitize=True)
+    (y,) = checking.kernel(READ)(1, 4, x, np.zeros(4, "f4"))[1:]
+    other.close()
+    assert np.all(y == 1)
 
 
 READ = 'extern "C" __global__ void test(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x]; }'
