@@ -141,6 +141,18 @@ extern "C" __global__ void test(int n, float *x)
         x[0] = tile[8];  // here
 }
 """
+BYTE_BY_BYTE = """
+extern "C" __global__ void test(int n, unsigned char *x)
+{
+    if (threadIdx.x == 0)
+        for (int i = 0; i < n % 60; i++)
+            x[i] = i;
+    if (!BUG)
+        __syncthreads();
+    if (threadIdx.x == 1)
+        x[n - 1] = x[1];  // here
+}
+"""
 BETWEEN_BLOCKS = """
 extern "C" __global__ void test(int n, int *x)
 {
@@ -209,6 +221,7 @@ BUGS = {
     "missing barrier": (MISSING_BARRIER, "(0, 0, 0)", "(40, 0, 0)", r"thread \(3, 0, 0\) wrote it"),
     "write after read": (WRITE_AFTER_READ, "(0, 0, 0)", "(50, 0, 0)", r"read it, with nothing to order"),
     "missing syncwarp": (MISSING_SYNCWARP, "(0, 0, 0)", "(9, 0, 0)", r"thread \(8, 0, 0\) wrote it"),
+    "byte by byte": (BYTE_BY_BYTE, "(0, 0, 0)", "(1, 0, 0)", r"thread \(0, 0, 0\) wrote it"),
     "between blocks": (BETWEEN_BLOCKS, "(., 0, 0)", "(0, 0, 0)", "with nothing to order the two"),
     "mixed with atomic": (MIXED_WITH_ATOMIC, "(0, 0, 0)", "(9, 0, 0)", "wrote it, with nothing to order"),
     "missing fence": (MISSING_FENCE, "(., 0, 0)", "(0, 0, 0)", "wrote it, with nothing to order"),
@@ -237,7 +250,7 @@ def place(source: str, block: str, thread: str) -> str:
 
 def run(checking: Bench, name: str, bug: int) -> None:
     source = BUGS[name][0]
-    x = np.zeros(64, np.int32 if "int *x" in source else np.float32)
+    x = np.zeros(64, np.int32 if "int *x" in source else np.uint8 if "char *x" in source else np.float32)
     checking.kernel(HEAD + source, BUG=bug)(BLOCKS.get(name, 1), 64, 64, x, shared=16)
 
 
