@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
-from pyrt.driver.emulated import EmulatedDriver
+from pyrt.driver.emulated import EmulatedDriver, compile
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job
 
@@ -34,6 +34,9 @@ def open_device(
     if choice == "cpu":
         return Device(CpuDriver(), "")
     if choice == "emulated":
+        with job.together():
+            if job.node.rank == 0:  # the others find it in the cache
+                compile.runtime_library()
         with job.together():
             driver = EmulatedDriver(sanitize, order_seed)
         return Device(driver, "the same kernels on the CPU, slowly: for tests")

@@ -22,7 +22,7 @@ from pyrt.driver.emulated.runtime import DeviceError, Function, Runtime, require
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
 
-__all__ = ["DeviceError", "EmulatedDriver"]
+__all__ = ["DeviceError", "EmulatedDriver", "compile"]
 
 SANITIZE_VARIABLE = "PYRT_SANITIZE"
 """Set to something but 0, it turns the checks on."""
@@ -55,6 +55,7 @@ class EmulatedDriver:
         self._workers.wait()
         for pointer in list(self._sizes):
             self.free(pointer)
+        self._raise_error()
 
     # memory
 

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <tuple>
 #include <utility>
 
 // Code of ours that runs within a kernel and is not the kernel's own: the checks don't look at it.

@@ -135,6 +135,10 @@ extern "C" __global__ void test(float *x)
 """
 
 
+def fail() -> None:
+    raise ValueError("mine")
+
+
 class TestStreams:
     def test_the_host_goes_on_and_a_missing_wait_shows(self, plain: Bench) -> None:
         plain.kernel(LATE)(1, 1, np.zeros(1, "f4"))
@@ -172,10 +176,6 @@ class TestStreams:
 
     def test_an_error_is_raised_once_and_by_whoever_synchronises(self, plain: Bench) -> None:
         driver = plain.driver
-
-        def fail() -> None:
-            raise ValueError("mine")
-
         event = driver.create_event(timing=False)
         for synchronize in (
             driver.synchronize,
@@ -187,6 +187,13 @@ class TestStreams:
             with pytest.raises(ValueError, match="mine"):
                 synchronize()
             driver.synchronize()
+
+    def test_an_error_that_nobody_asked_for_is_raised_at_the_end(self) -> None:
+        driver = EmulatedDriver()
+        driver.create_stream().queue(fail)
+        with pytest.raises(ValueError, match="mine"):
+            driver.close()
+        driver.close()
 
 
 class TestCompile:
