@@ -101,6 +101,7 @@ class Job:
             message = str(error)
         except MemoryError as error:
             message = f"not enough memory on the host: use smaller sizes or more nodes ({error})"
+        self.wait_for_all()  # perhaps for a compiler, which needs the cores
         messages = [text for text in self.comm.allgather(message) if text is not None]
         if messages:
             raise AgreedError(messages[0])

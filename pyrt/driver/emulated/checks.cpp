@@ -112,7 +112,7 @@ void launch_begins(Launch &launch)
 void block_begins(Block &block, unsigned number)
 {
     block.first_thread = block.launch.first_thread + number * block.threads.size();
-    block.opened = block.acquired = block.launch.begun;
+    block.opened = block.acquired = block.launch.begun;  // what earlier launches did is past
     forbid(block.shared.start, SharedMemory::BYTES, false);
     permit(block.shared.start, block.launch.dynamic_shared, false);
 }
@@ -147,13 +147,11 @@ struct Deed {
 
 static const unsigned THREADS = 1u << 27;  // numbers of threads, after which they begin again
 
-// Whether what was done in the past may as well have been done after what the running thread does now.
+// Whether nothing has put what was done in the past before what the running thread does now.
 static bool is_unordered(const Record &past, unsigned bytes, bool atomic, const Thread &self, uint32_t number)
 {
     const Block &block = *self.block;
-    if (past.time < block.launch.begun || !(past.bytes & bytes) || past.thread == number)
-        return false;
-    if (past.atomic && atomic)
+    if (!(past.bytes & bytes) || past.thread == number || (past.atomic && atomic))
         return false;
     const uint32_t other = (past.thread - block.first_thread) % THREADS;
     if (other >= block.threads.size())
