@@ -86,7 +86,7 @@ def _load(options: Options, job: Job, phases: Phases) -> Dataset:
 
 def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     """Rank 0's data set on every rank: the description as an object, the arrays as buffers."""
-    fields = dataclasses.asdict(dataset) if dataset is not None else {}
+    fields = vars(dataset) if dataset is not None else {}
     arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
     description = job.comm.bcast(
         (

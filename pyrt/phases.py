@@ -16,11 +16,6 @@ from typing import Any
 
 from pyrt.driver import Driver, StreamHandle
 
-try:
-    import nvtx
-except ImportError:  # a machine without the GPU packages
-    nvtx = None
-
 _PAIRS = 16
 """Event pairs a phase keeps in flight before it reuses one."""
 
@@ -219,7 +214,9 @@ class DeviceTimer:
 
 def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Calls that open and close the NVTX range of that name; the string is registered here, once."""
-    if nvtx is None:
+    try:
+        import nvtx  # not above: it imports NumPy, which must wait for pyrt/job.py
+    except ImportError:  # a machine without the GPU packages
         return _nothing, _nothing
     domain = nvtx.get_domain(None)
     attributes = domain.get_event_attributes(message=name, color="blue")

@@ -242,3 +242,27 @@ def test_another_kind_of_network_is_not_evaluated_with_saved_parameters(tmp_path
     scored = train(1, "--hidden", "8", "--evaluate", "--init", saved)
     assert scored.returncode == 2
     assert "--activation relu" in scored.stderr
+
+
+def test_a_reader_that_leaves_ends_the_run_without_a_traceback():
+    """As ``| head`` does. Python alone: under mpirun it is mpirun that writes to the pipe."""
+    command = f"{sys.executable} train.py --hidden 8 --batch 16 --epochs 30 | head -1"
+    ended = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.startswith("ranks")
+    assert "Traceback" not in ended.stderr
+
+
+def test_printed_losses_and_the_header_are_in_the_json(story):
+    assert [step for step, _ in story.report["losses"]] == [2, 4, 6, 8]
+    assert story.report["environment"]["header"][0] in story.job.stdout
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "x", "2.5"])
+def test_make_run_refuses_what_is_no_number_of_ranks(ranks):
+    refused = subprocess.run(
+        ["bash", "tools/run.sh"], cwd=ROOT, env=environment({"RANKS": ranks}), capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert f"RANKS={ranks}" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -234,7 +235,7 @@ class TestRanges:
     @pytest.fixture
     def ranges(self, monkeypatch: pytest.MonkeyPatch) -> Ranges:
         ranges = Ranges()
-        monkeypatch.setattr(module, "nvtx", ranges)
+        monkeypatch.setitem(sys.modules, "nvtx", ranges)
         return ranges
 
     def test_they_are_nested_as_the_phases_are(self, ranges: Ranges, phases: Phases) -> None:
