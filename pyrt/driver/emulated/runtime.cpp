@@ -2,10 +2,10 @@
 //
 // A launch has a worker (an operating system thread) for each core. A worker takes a block and passes over
 // its threads again and again: each runs until it ends, waits at a barrier or for its warp, or pauses
-// because it polls memory that others write. A block whose threads all do nothing but poll is put behind
-// another one, which is started for that if need be. A loop that polls by plain volatile loads never comes
-// back to the scheduler; so where no block has started or ended for a while, one more worker joins. Thus
-// all blocks get their turn, whatever they wait for.
+// because it polls memory that others write. A block whose threads do nothing but poll is put back, and the
+// worker takes another one: a new one or, once all have begun, one that was put back. A loop that polls by
+// plain volatile loads never comes back to its worker; so where nothing has moved for a while and a block is
+// there to be taken, one more worker joins. Thus all blocks get their turn, whatever they wait for.
 
 #include "runtime.h"
 
@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <numeric>
 #include <thread>
 
@@ -325,6 +324,26 @@ static std::unique_ptr<Block> next_block(Launch &launch)
     return std::make_unique<Block>(launch, launch.shuffled ? launch.order[turn] : turn);
 }
 
+// The block to go on with: a new one while there are any, else the one that has been put back for longest.
+static std::unique_ptr<Block> take_block(Launch &launch)
+{
+    if (auto block = next_block(launch))
+        return block;
+    std::lock_guard<std::mutex> lock(launch.mutex);
+    if (launch.polling.empty())
+        return nullptr;
+    auto block = std::move(launch.polling.front());
+    launch.polling.pop_front();
+    return block;
+}
+
+static void put_back(Launch &launch, std::unique_ptr<Block> block)
+{
+    std::lock_guard<std::mutex> lock(launch.mutex);
+    launch.polling.push_back(std::move(block));
+    launch.put_back++;
+}
+
 static void end_block(Launch &launch)
 {
     std::lock_guard<std::mutex> lock(launch.mutex);
@@ -332,33 +351,32 @@ static void end_block(Launch &launch)
     launch.finished.notify_one();
 }
 
+// Runs a block until it ends, or has done nothing but poll for a while.
+static Progress run_block(Block &block)
+{
+    const int patience = 20;  // passes; every block that is put back keeps the stacks of its threads
+    for (int polled = 0; polled < patience;) {
+        const Progress progress = pass(block);
+        if (progress == Progress::ended)
+            return progress;
+        polled = progress == Progress::polls ? polled + 1 : 0;
+    }
+    return Progress::polls;
+}
+
 static void work(Launch &launch)
 {
-    std::deque<std::unique_ptr<Block>> blocks;
-    size_t polling = 0;  // blocks at the end of the queue that only polled when they last ran
-    while (!launch.failed) {
-        if (polling == blocks.size()) {
-            if (auto block = next_block(launch)) {
-                blocks.push_front(std::move(block));
-            } else if (blocks.empty()) {
-                return;
-            } else {
-                std::this_thread::sleep_for(std::chrono::microseconds(20));
-                polling = 0;
-            }
-        }
-        switch (pass(*blocks.front())) {
-        case Progress::made:
-            break;
-        case Progress::ended:
-            blocks.pop_front();
+    const auto nap = std::chrono::microseconds(20);
+    while (!launch.failed && launch.ended < launch.blocks) {
+        auto block = take_block(launch);
+        if (block && run_block(*block) == Progress::ended) {
+            block.reset();
             end_block(launch);
-            break;
-        case Progress::polls:
-            blocks.push_back(std::move(blocks.front()));
-            blocks.pop_front();
-            polling++;
+            continue;
         }
+        if (block)
+            put_back(launch, std::move(block));
+        std::this_thread::sleep_for(nap);
     }
 }
 
@@ -379,8 +397,8 @@ static void run(Launch &launch)
     unsigned before = 0;
     while (launch.ended < launch.blocks && !launch.failed) {
         launch.finished.wait_for(lock, patience);
-        const unsigned now = launch.started + launch.ended;
-        if (now == before && launch.started < launch.blocks)
+        const unsigned now = launch.started + launch.ended + launch.put_back;
+        if (now == before && (launch.started < launch.blocks || !launch.polling.empty()))
             workers.emplace_back(work, std::ref(launch));
         before = now;
     }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -113,6 +114,8 @@ struct Launch {
     std::atomic<bool> failed{false};
     std::mutex mutex;
     std::condition_variable finished;
+    std::deque<std::unique_ptr<Block>> polling;  // blocks put back, for any worker to go on with
+    unsigned put_back = 0;                       // how often one was
 
     // Keeps the first finding; the launch ends when each worker next looks.
     void fail(const Finding &found);

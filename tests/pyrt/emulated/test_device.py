@@ -53,6 +53,24 @@ class TestProgress:
         _, order = kernel(12, 64, np.zeros(1, np.int32), np.full(12, -2, np.int32))
         assert order.tolist() == list(range(11, -1, -1))
 
+    def test_blocks_that_poll_in_different_ways(self, plain: Bench) -> None:
+        """The last block first, then all in order: one that polls atomically was put back for one that polls
+        by plain loads, and waits for it.
+        """
+        kernel = plain.kernel(f"""
+        extern "C" __global__ void test(int *turn)
+        {{
+            const int mine = (blockIdx.x + 1) % gridDim.x;
+            if (mine % 2)
+                {WAITS["atomics"]}
+            else
+                {WAITS["plain volatile loads"]}
+            __threadfence();
+            *(volatile int *)turn = mine + 1;
+        }}""")
+        (turn,) = kernel(12, 1, np.zeros(1, np.int32))
+        assert turn == 12
+
     @pytest.mark.parametrize("wait", [wait for wait in WAITS if wait != "plain volatile loads"])
     def test_threads_of_a_block_that_wait_for_later_threads(self, plain: Bench, wait: str) -> None:
         kernel = plain.kernel(f"""
