@@ -1,4 +1,4 @@
-"""The driver protocol: everything pyrt asks of a device, in some 25 calls.
+"""The driver protocol: everything pyrt asks of a device, in some 20 calls.
 
 Nothing above this package can tell one device from another. Pointers are integers, streams and events
 are opaque handles. Work given a stream is asynchronous; the caller keeps host buffers unchanged until

@@ -116,7 +116,7 @@ def test_values_at_the_limits_are_taken(option, value):
     assert getattr(parse([f"--{option}", value]), option.replace("-", "_")) == float(value)
 
 
-def test_the_defaults_are_those_of_the_issue():
+def test_the_defaults():
     options = parse([])
     assert options == Options()
     assert (options.hidden, options.activation, options.head) == ((512,), "sigmoid", "softmax")
