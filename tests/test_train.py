@@ -124,24 +124,25 @@ def test_without_validation_and_test_sets_no_precision_is_printed(tmp_path):
 
 
 def test_the_rows_of_the_table_add_up_to_the_job_s_wall_time(tmp_path):
-    """Timed from outside. The rows begin with the process; they lack its end, for which 0.5 s are allowed.
+    """Timed from outside, from the start of the process to its report: ending MPI may take a second more.
 
-    A busy machine may take longer over that: one quiet run of four is enough. No machine starts Python and
-    MPI in less than 20 ms: a shorter row began too late.
+    A busy machine may take longer between the two: one quiet run of four is enough. No machine starts Python
+    and MPI in less than 20 ms: a shorter row began too late.
     """
-    command = [sys.executable, "train.py", *QUICK, "--json", str(tmp_path / "report.json")]
+    report = tmp_path / "report.json"
+    command = [sys.executable, "train.py", *QUICK, "--json", str(report)]
     missing = []
     for _ in range(4):
-        started = time.perf_counter()
+        started = time.time()
         subprocess.run(
             command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=True, timeout=60
         )
-        wall = time.perf_counter() - started
-        rows = json.loads((tmp_path / "report.json").read_text())["phases"]
+        wall = report.stat().st_mtime - started
+        rows = json.loads(report.read_text())["phases"]
         missing.append(wall - sum(row["host"] for row in rows))
-        assert missing[-1] > -0.02  # the start of a process is known to 10 ms
+        assert missing[-1] > -0.03  # the start of a process is known to 10 ms, and so is a file's time
         assert next(row["host"] for row in rows if row["name"] == "start Python and MPI") > 0.02
-        if missing[-1] < 0.05 * wall + 0.5:
+        if missing[-1] < 0.05 * wall + 0.05:
             return
     pytest.fail(f"the rows lack {missing} seconds of the wall time")
 
