@@ -82,7 +82,7 @@ class Job:
     def pause(self) -> None:
         """Between two looks at something that another rank, or MPI, must do first."""
         if self.cores < 1:
-            time.sleep(_NAP)  # a yield alone leaves the rank that is waited for without its core for long
+            time.sleep(_NAP)  # ranks that only yield take half the cores from one with long work
         else:
             os.sched_yield()
 
