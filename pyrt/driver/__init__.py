@@ -31,6 +31,10 @@ class Driver(Protocol):
     """What kernels are compiled for (``sm_90``, ``emulated``); empty where there are no kernels."""
     has_kernels: bool
     """Whether modules can be loaded; where not, host views of the memory serve NumPy instead."""
+    multiprocessors: int
+    """How many blocks run side by side, one on each; 0 where there are no kernels."""
+    shared_memory: int
+    """The most bytes of dynamic shared memory that a block may ask for; 0 where there are no kernels."""
 
     def close(self) -> None:
         """Free all that is left and let the device go. Safe to call twice."""

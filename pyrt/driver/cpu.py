@@ -34,6 +34,8 @@ class CpuDriver:
     name = "cpu"
     architecture = ""
     has_kernels = False
+    multiprocessors = 0
+    shared_memory = 0
 
     def __init__(self) -> None:
         self.device_name = _processor_name()

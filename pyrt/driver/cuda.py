@@ -54,6 +54,9 @@ class CudaDriver:
         device = cuda.Device(index)
         self.device_name = device.name()
         self.architecture = "sm_{}{}".format(*device.compute_capability())
+        attribute = cuda.device_attribute
+        self.multiprocessors = device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
+        self.shared_memory = device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self._context = device.retain_primary_context()
         self._context.push()
         self._allocations: dict[int, Any] = {}
@@ -175,6 +178,10 @@ class CudaDriver:
     def launcher(
         self, function: cuda.Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int
     ) -> Callable[[cuda.Stream], None]:
+        # What is beyond 48 KiB must be allowed first; what another launch of the kernel needs stays allowed.
+        most = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if shared > function.get_attribute(most):
+            function.set_attribute(most, shared)
         # prepared_async_call would parse its arguments again at every launch.
         launch_kernel = function._launch_kernel
 

@@ -37,6 +37,17 @@ extern "C" __global__ void shape(int *out)
     out[3] = blockDim.x, out[4] = blockDim.y, out[5] = blockDim.z;
 }
 
+// Takes n ints of shared memory to their end: out gets n - 1, n - 2, ....
+extern "C" __global__ void reverse(int n, int *out)
+{
+    extern __shared__ int numbers[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        numbers[n - 1 - i] = i;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        out[i] = numbers[i];
+}
+
 // Waits for some clock cycles, then adds 1.
 extern "C" __global__ void late(int cycles, float *x)
 {
@@ -64,6 +75,7 @@ def mine(driver: Driver, folder: Path) -> KernelLibrary:
 
 def test_it_has_all_that_the_protocol_asks_for(driver: Driver) -> None:
     assert missing_from_protocol(driver) == []
+    assert driver.multiprocessors >= 1
 
 
 class TestMemory:
@@ -187,6 +199,20 @@ class TestLaunch:
         launch = mine.kernel("mine", "shape").bind((5, 2, 3), (32, 4), out, shared=1024)
         launch(driver.create_stream())
         np.testing.assert_array_equal(out.to_host(), [5, 2, 3, 32, 4, 1])
+
+    def test_a_block_may_have_all_the_shared_memory_there_is(
+        self, driver: Driver, mine: KernelLibrary
+    ) -> None:
+        """On every GPU that is more than the 48 KiB which come without asking."""
+        assert driver.shared_memory > 48 << 10
+        most = driver.shared_memory // 4
+        stream = driver.create_stream()
+        kernel = mine.kernel("mine", "reverse")
+        out = DeviceArray.empty(driver, (most,), "i4")
+        launches = {n: kernel.bind((1,), (256,), n, out, shared=4 * n) for n in (most, 5, most // 2)}
+        for n in (5, most, most // 2):
+            launches[n](stream)
+            np.testing.assert_array_equal(out.to_host()[:n], np.arange(n)[::-1])
 
 
 class TestCache:

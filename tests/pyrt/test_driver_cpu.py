@@ -16,6 +16,7 @@ def test_it_has_all_that_the_protocol_asks_for() -> None:
 
 def test_it_says_what_it_is(cpu: CpuDriver) -> None:
     assert (cpu.name, cpu.architecture, cpu.has_kernels) == ("cpu", "", False)
+    assert (cpu.multiprocessors, cpu.shared_memory) == (0, 0)
     assert cpu.device_name.strip() == cpu.device_name != ""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
-from pyrt.driver.emulated.runtime import DeviceError, Function, Runtime, require_valid
+from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
 
@@ -39,11 +39,13 @@ class EmulatedDriver:
     name = "emulated"
     architecture = "emulated"
     has_kernels = True
+    shared_memory = SHARED_MEMORY
 
     def __init__(self, sanitize: bool = False, order_seed: int | None = None) -> None:
         self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "0") != "0"
         self._runtime = Runtime(self._sanitize)
-        self.device_name = f"{_cores()} cores{', with checks' if self._sanitize else ''}"
+        self.multiprocessors = _cores()
+        self.device_name = f"{self.multiprocessors} cores{', with checks' if self._sanitize else ''}"
         self._sizes: dict[int, int] = {}
         self._dice = Random(order_seed) if order_seed is not None else None
         self._workers = Workers(self._report, self._dice)

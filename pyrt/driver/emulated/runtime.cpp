@@ -483,10 +483,13 @@ void *emulated_shared(const void *key, size_t size, size_t alignment)
         if (variable.key == key)
             return variable.address;
     const size_t start = (shared.used + SharedMemory::GAP + alignment - 1) / alignment * alignment;
-    if (start + size > SharedMemory::BYTES)
+    const size_t statics = shared.in_variables + size, dynamic = running->block->launch.dynamic_shared;
+    if (statics > SharedMemory::STATIC || statics + dynamic > SharedMemory::MOST ||
+        start + size > SharedMemory::BYTES)
         stop(found(*running, __builtin_return_address(0), "needs more shared memory than there is"));
     char *address = shared.start + start;
     shared.used = start + size;
+    shared.in_variables = statics;
     memset(address, POISON, size);
     if (running->block->launch.checked)
         checks::permit(address, size, false);

@@ -52,14 +52,16 @@ struct Thread {
 
 // Storage of the __shared__ variables of a block: found by declaration, made when a thread first meets it.
 struct SharedMemory {
-    static const size_t BYTES = 256 << 10;  // more than any GPU gives a block
+    static const size_t MOST = 227 << 10;   // that sm_90 gives a block,
+    static const size_t STATIC = 48 << 10;  // of which for variables whose size the compiler knows
+    static const size_t BYTES = 256 << 10;  // with the gaps
     static const size_t GAP = 64;           // before each variable, so that the checks see who oversteps
     struct Variable {
         const void *key;
         char *address;
     };
     char *start;
-    size_t used = 0;
+    size_t used = 0, in_variables = 0;
     std::vector<Variable> variables;
 };
 

@@ -10,6 +10,9 @@ from typing import Any
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
 
+SHARED_MEMORY = 227 << 10
+"""Bytes of shared memory that a block may have, as on sm_90; ``SharedMemory::MOST`` of runtime.h."""
+
 
 class DeviceError(RuntimeError):
     """What no program may do with a device: which kernel did it, in which line, block and thread."""
@@ -103,13 +106,13 @@ class Runtime:
 
 
 def require_valid(function: Function, grid: Shape3, block: Shape3, shared: int) -> None:
-    """Raise DeviceError for a launch that a GPU refuses: its limits are the same on all since 2014."""
+    """Raise DeviceError for a launch that sm_90 refuses; the limits but that of memory are every GPU's."""
     threads = block[0] * block[1] * block[2]
     sizes = (*zip(grid, (2**31 - 1, 65535, 65535), strict=True), *zip(block, (1024, 1024, 64), strict=True))
-    if threads > 1024 or shared > 48 << 10 or any(not 1 <= size <= most for size, most in sizes):
+    if threads > 1024 or shared > SHARED_MEMORY or any(not 1 <= size <= most for size, most in sizes):
         raise DeviceError(
             f"{function.name}: grid {grid}, block {block}, {shared} bytes of shared memory: a GPU takes 1 to "
-            "(2147483647, 65535, 65535) blocks of 1 to (1024, 1024, 64) threads, 1024 in all, and 48 KiB"
+            "(2147483647, 65535, 65535) blocks of 1 to (1024, 1024, 64) threads, 1024 in all, and 227 KiB"
         )
 
 

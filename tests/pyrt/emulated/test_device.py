@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ class TestProgress:
         ((1, 65536), (32,), 0),
         ((1,), (32, 33), 0),
         ((1,), (1, 1, 65), 0),
-        ((1,), (1,), 49153),
+        ((1,), (1,), 232449),
     ],
 )
 def test_launches_that_a_gpu_refuses(
@@ -141,6 +142,31 @@ def test_launches_that_a_gpu_refuses(
     launch = plain.library.kernel("nothing", "nothing").bind(grid, block, shared=shared)
     with pytest.raises(DeviceError, match=r"^nothing: grid .* a GPU takes 1 to"):
         launch(plain.stream)
+
+
+@pytest.mark.parametrize(
+    ("floats", "dynamic", "fits"),
+    [
+        (12288, 183296, True),
+        (12289, 0, False),
+        (12288, 183300, False),
+    ],
+)
+def test_shared_memory_that_a_gpu_refuses(plain: Bench, floats: int, dynamic: int, fits: bool) -> None:
+    """48 KiB for variables, 227 KiB in all."""
+    kernel = plain.kernel(f"""
+    extern "C" __global__ void test(float *x)
+    {{
+        __shared__ float a[{floats - 10}];
+        __shared__ float b[10];
+        extern __shared__ float c[];
+        a[0] = b[0] = x[0];
+        x[1] = a[0] + b[0];
+    }}""")
+    expected = nullcontext() if fits else pytest.raises(DeviceError, match=r"test\.cu:.* more shared memory")
+    with expected:
+        _, x = kernel(1, 1, np.ones(2, "f4"), shared=dynamic)[0]
+        assert x == 2
 
 
 LATE = """
