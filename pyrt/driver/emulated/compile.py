@@ -25,9 +25,10 @@ _LIBRARY = "library.so"
 
 # initial-exec: threadIdx is one load from thread-local storage, not a call. No contraction to fused
 # multiply-adds: the same bits on every processor. A call that is the last thing a kernel does must come from
-# the kernel's own code: its return address is the line that a report names.
+# the kernel's own code: its return address is the line that a report names. In some of DWARF 5's tables of
+# lines, addr2line of binutils 2.40 takes one file for another.
 _FLAGS = [
-    *("-std=c++17", "-O2", "-g1", "-fPIC", "-pthread", "-ftls-model=initial-exec"),
+    *("-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-pthread", "-ftls-model=initial-exec"),
     *("-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fno-stack-protector"),
     "-fno-optimize-sibling-calls",
 ]

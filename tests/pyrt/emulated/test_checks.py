@@ -273,6 +273,25 @@ def test_both_lines_of_a_race_are_named(checking: Bench) -> None:
         run(checking, "missing barrier", 1)
 
 
+def test_the_line_is_right_beside_a_kernel_with_many_arguments(checking: Bench) -> None:
+    """Which once made it a line of another file."""
+    source = """
+    extern "C" __global__ void many(int a, double b, float c, const int *d, const float *e, int f,
+                                         double *out)
+    {
+        out[0] = a, out[1] = b, out[2] = c, out[3] = d[0], out[4] = e != nullptr, out[5] = f;
+    }
+
+    extern "C" __global__ void test(int n, const float *x, float *y)
+    {
+        const int i = threadIdx.x;
+        if (i < n)
+            y[i] += x[i];  // here
+    }"""
+    with pytest.raises(DeviceError, match=place(source, "(0, 0, 0)", "(4, 0, 0)")):
+        checking.kernel(source)(1, 8, 8, np.zeros(4, "f4"), np.zeros(8, "f4"))
+
+
 def test_the_device_goes_on_after_a_report(checking: Bench) -> None:
     with pytest.raises(DeviceError):
         run(checking, "missing barrier", 1)
