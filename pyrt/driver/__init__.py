@@ -1,4 +1,4 @@
-"""The driver protocol: everything pyrt asks of a device, in some 20 calls.
+"""The driver protocol: everything pyrt asks of a device, in some 30 calls.
 
 Nothing above this package can tell one device from another. Pointers are integers, streams and events
 are opaque handles. Work given a stream is asynchronous; the caller keeps host buffers unchanged until
@@ -89,6 +89,29 @@ class Driver(Protocol):
 
     def elapsed(self, start: EventHandle, stop: EventHandle) -> float:
         """Seconds between two recorded timing events that are done."""
+
+    # graphs
+    def begin_capture(self, stream: StreamHandle) -> None:
+        """From now on what is queued on the stream is noted instead of done, and becomes a graph.
+
+        A stream that is made to wait for an event recorded in the capture belongs to it from then on. The
+        host arrays of copies are pinned ones. Until the end, and by the same thread: nothing is allocated,
+        freed or loaded, neither such a stream nor the whole device is waited for, no graph is launched.
+        """
+
+    def end_capture(self, stream: StreamHandle) -> Callable[[StreamHandle], None]:
+        """The graph, kept until ``close``: a callable that queues all of it on the stream it is given.
+
+        A replay begins once its stream is there and the graph's last replay is over; the stream goes on when
+        all of it is done. Raises RuntimeError where what must not be done was done, or where the stream has
+        not waited for all that joined; then, too, all of them can be used again.
+        """
+
+    def record_in_graph(self, event: EventHandle, stream: StreamHandle) -> None:
+        """During a capture, mark this place in every replay, for ``elapsed`` once the replay is done.
+
+        An event that ``record`` was given during a capture orders streams within the graph and no more.
+        """
 
     # kernels
     def compile(self, source: str, cache_dir: str) -> None:

@@ -97,6 +97,15 @@ class CpuDriver:
     def elapsed(self, start: _Event, stop: _Event) -> float:
         return stop.time - start.time
 
+    def begin_capture(self, stream: None) -> NoReturn:
+        raise RuntimeError("the cpu device has no graphs")
+
+    def end_capture(self, stream: None) -> NoReturn:
+        raise RuntimeError("the cpu device has no graphs")
+
+    def record_in_graph(self, event: _Event, stream: None) -> NoReturn:
+        raise RuntimeError("the cpu device has no graphs")
+
     def compile(self, source: str, cache_dir: str) -> NoReturn:
         raise RuntimeError("the cpu device runs no kernels")
 

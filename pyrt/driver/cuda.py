@@ -1,4 +1,4 @@
-"""The CUDA device: pycuda under the driver protocol, in the GPU's primary context.
+"""The CUDA device: pycuda under the driver protocol, in the GPU's primary context; cuda-bindings for graphs.
 
 The primary context is the one a CUDA-aware MPI, PyTorch or CuPy in the same process uses too. It is
 popped at exit on every way out, else pycuda aborts the interpreter.
@@ -36,11 +36,30 @@ def visible_gpus() -> list[str]:
 
 
 def _uuid(index: int) -> str:
-    _, device = bindings.cuDeviceGet(index)
-    status, uuid = bindings.cuDeviceGetUuid(device)
-    if status != bindings.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuDeviceGetUuid: {status}")
+    uuid = _call(bindings.cuDeviceGetUuid, _call(bindings.cuDeviceGet, index))
     return bytes(uuid.bytes).hex()
+
+
+def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """What a function of cuda-bindings gives beside its status; RuntimeError where that is an error."""
+    status, *values = function(*arguments)
+    if status != bindings.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{function.__name__}: {status.name}")
+    return values[0] if values else None
+
+
+class _Event:
+    """An event of CUDA's. pycuda's own do not say their handle, which recording in a graph needs."""
+
+    __slots__ = ("_driver", "handle")
+
+    def __init__(self, driver: CudaDriver, flags: int) -> None:
+        self._driver = driver
+        self.handle = _call(bindings.cuEventCreate, flags)
+
+    def __del__(self) -> None:
+        if self._driver.is_open and hasattr(self, "handle"):  # else it is gone, or never was
+            bindings.cuEventDestroy(self.handle)
 
 
 class CudaDriver:
@@ -61,14 +80,17 @@ class CudaDriver:
         self._context.push()
         self._allocations: dict[int, Any] = {}
         self._pinned: list[Any] = []
-        self._open = True
+        self._graphs: list[Any] = []
+        self.is_open = True
         atexit.register(self.close)
 
     def close(self) -> None:
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         self._context.synchronize()
+        for graph in self._graphs:
+            bindings.cuGraphExecDestroy(graph)
         for allocation in self._allocations.values():
             allocation.free()
         for allocation in self._pinned:
@@ -117,23 +139,49 @@ class CudaDriver:
     def synchronize(self) -> None:
         self._context.synchronize()
 
-    def create_event(self, timing: bool) -> cuda.Event:
-        return cuda.Event(cuda.event_flags.DEFAULT if timing else cuda.event_flags.DISABLE_TIMING)
+    def create_event(self, timing: bool) -> _Event:
+        flags = bindings.CUevent_flags
+        return _Event(self, int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING))
 
-    def record(self, event: cuda.Event, stream: cuda.Stream) -> None:
-        event.record(stream)
+    def record(self, event: _Event, stream: cuda.Stream) -> None:
+        _call(bindings.cuEventRecord, event.handle, stream.handle)
 
-    def wait(self, stream: cuda.Stream, event: cuda.Event) -> None:
-        stream.wait_for_event(event)
+    def wait(self, stream: cuda.Stream, event: _Event) -> None:
+        _call(bindings.cuStreamWaitEvent, stream.handle, event.handle, 0)
 
-    def is_done(self, event: cuda.Event) -> bool:
-        return event.query()
+    def is_done(self, event: _Event) -> bool:
+        (status,) = bindings.cuEventQuery(event.handle)
+        if status not in (bindings.CUresult.CUDA_SUCCESS, bindings.CUresult.CUDA_ERROR_NOT_READY):
+            raise RuntimeError(f"cuEventQuery: {status.name}")
+        return status == bindings.CUresult.CUDA_SUCCESS
 
-    def synchronize_event(self, event: cuda.Event) -> None:
-        event.synchronize()
+    def synchronize_event(self, event: _Event) -> None:
+        _call(bindings.cuEventSynchronize, event.handle)
 
-    def elapsed(self, start: cuda.Event, stop: cuda.Event) -> float:
-        return stop.time_since(start) * 1e-3
+    def elapsed(self, start: _Event, stop: _Event) -> float:
+        return _call(bindings.cuEventElapsedTime, start.handle, stop.handle) * 1e-3
+
+    def begin_capture(self, stream: cuda.Stream) -> None:
+        # Of this thread: what others do meanwhile (an MPI's, a tool's) does not break the capture.
+        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _call(bindings.cuStreamBeginCapture, stream.handle, mode)
+
+    def end_capture(self, stream: cuda.Stream) -> Callable[[cuda.Stream], None]:
+        description = _call(bindings.cuStreamEndCapture, stream.handle)
+        try:
+            graph = _call(bindings.cuGraphInstantiate, description, 0)
+        finally:
+            _call(bindings.cuGraphDestroy, description)
+        self._graphs.append(graph)
+
+        def launch(stream: cuda.Stream) -> None:
+            _call(bindings.cuGraphLaunch, graph, stream.handle)
+
+        return launch
+
+    def record_in_graph(self, event: _Event, stream: cuda.Stream) -> None:
+        flag = int(bindings.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+        _call(bindings.cuEventRecordWithFlags, event.handle, stream.handle, flag)
 
     def compile(self, source: str, cache_dir: str) -> None:
         # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever.

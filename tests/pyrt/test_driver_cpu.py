@@ -72,6 +72,17 @@ def test_it_may_be_closed_twice(cpu: CpuDriver) -> None:
     cpu.close()
 
 
+def test_it_has_no_graphs(cpu: CpuDriver) -> None:
+    calls = (
+        lambda: cpu.begin_capture(None),
+        lambda: cpu.end_capture(None),
+        lambda: cpu.record_in_graph(cpu.create_event(timing=True), None),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="the cpu device has no graphs"):
+            call()
+
+
 def test_it_runs_no_kernels(cpu: CpuDriver) -> None:
     calls = (
         lambda: cpu.compile("", ""),

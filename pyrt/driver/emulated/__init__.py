@@ -10,7 +10,7 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
+from pyrt.driver.emulated.graphs import Capture
 from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
@@ -50,10 +51,12 @@ class EmulatedDriver:
         self._dice = Random(order_seed) if order_seed is not None else None
         self._workers = Workers(self._report, self._dice)
         self._uses = Uses()
+        self._captures: set[Capture] = set()
         self._lock = threading.Lock()
         self._error: Exception | None = None
 
     def close(self) -> None:
+        self._captures.clear()
         self._workers.wait()
         for pointer in list(self._sizes):
             self.free(pointer)
@@ -62,6 +65,7 @@ class EmulatedDriver:
     # memory
 
     def allocate(self, nbytes: int) -> int:
+        self._require_no_capture("allocate")
         free, total = _memory()
         if nbytes > free:
             raise UserError(
@@ -73,12 +77,14 @@ class EmulatedDriver:
         return pointer
 
     def free(self, pointer: int) -> None:
+        self._require_no_capture("free")
         nbytes = self._sizes.pop(pointer)
         for what in self._uses.of(pointer, nbytes):
             self._report(DeviceError(f"{nbytes} bytes of memory were freed while {what} still uses them"))
         self._runtime.free(pointer, nbytes)
 
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
+        self._require_no_capture("allocate_pinned")
         return np.empty(nbytes, np.uint8)
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -87,28 +93,41 @@ class EmulatedDriver:
     # copies; what is queued holds the host array until it is done
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: Stream) -> None:
-        promised = host.tobytes() if self._sanitize else None
+        def prepare() -> Work:
+            promised = host.tobytes() if self._sanitize else None
 
-        def copy() -> None:
-            if promised is not None and host.tobytes() != promised:
-                raise DeviceError(
-                    f"a host array of shape {host.shape} changed between copy_to_device and the stream's copy"
-                )
-            self._runtime.copy(pointer, host.ctypes.data, host.nbytes)
+            def copy() -> None:
+                if promised is not None and host.tobytes() != promised:
+                    raise DeviceError(
+                        f"a host array of shape {host.shape} changed after copy_to_device, or the launch of "
+                        "its graph, and before the stream's copy"
+                    )
+                self._runtime.copy(pointer, host.ctypes.data, host.nbytes)
 
-        self._queue(stream, "a copy to the device", [pointer], copy)
+            return copy
+
+        self._queue(stream, "a copy to the device", [pointer], prepare)
 
     def copy_to_host(self, host: np.ndarray, pointer: int, stream: Stream) -> None:
         def copy() -> None:
             self._runtime.copy(host.ctypes.data, pointer, host.nbytes)
 
-        self._queue(stream, "a copy to the host", [pointer], copy)
+        self._queue(stream, "a copy to the host", [pointer], lambda: copy)
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: Stream) -> None:
-        self._queue(stream, "a fill", [pointer], lambda: self._runtime.fill(pointer, byte, nbytes))
+        def set_bytes() -> None:
+            self._runtime.fill(pointer, byte, nbytes)
 
-    def _queue(self, stream: Stream, what: str, addresses: Iterable[int], work: Work) -> None:
-        """Queue work that uses the memory at these addresses."""
+        self._queue(stream, "a fill", [pointer], lambda: set_bytes)
+
+    def _queue(
+        self, stream: Stream, what: str, addresses: Sequence[int], prepare: Callable[[], Work]
+    ) -> None:
+        """Queue what ``prepare`` makes now, or in a graph at each replay: work with these addresses."""
+        if stream.capture is not None:
+            stream.capture.add(stream, lambda lane: self._queue(lane, what, addresses, prepare))
+            return
+        work = prepare()
         stream.queue(self._uses.noting(what, addresses, work) if self._sanitize else work)
 
     # streams and events
@@ -117,10 +136,13 @@ class EmulatedDriver:
         return self._workers.create_stream()
 
     def synchronize_stream(self, stream: Stream) -> None:
+        if stream.capture is not None:
+            stream.capture.fail("synchronize_stream")
         stream.mark().wait()
         self._raise_error()
 
     def synchronize(self) -> None:
+        self._require_no_capture("synchronize")
         self._workers.wait()
         self._raise_error()
 
@@ -128,19 +150,31 @@ class EmulatedDriver:
         return Event()
 
     def record(self, event: Event, stream: Stream) -> None:
-        event.mark = stream.mark()
+        if stream.capture is not None:
+            event.place = stream.capture.mark(stream)
+        else:
+            event.record(stream)
 
     def wait(self, stream: Stream, event: Event) -> None:
-        stream.queue(event.mark.wait)
+        if event.place is not None:
+            event.place.capture.join(stream, event.place)
+        elif stream.capture is not None:
+            stream.capture.fail("a wait for an event that was recorded before it")
+        else:
+            event.wait(stream)
 
     def is_done(self, event: Event) -> bool:
+        _require_no_place(event)
         return event.mark.passed
 
     def synchronize_event(self, event: Event) -> None:
+        _require_no_place(event)
         event.mark.wait()
         self._raise_error()
 
     def elapsed(self, start: Event, stop: Event) -> float:
+        _require_no_place(start)
+        _require_no_place(stop)
         return stop.mark.time - start.mark.time
 
     def _report(self, error: Exception) -> None:
@@ -157,12 +191,35 @@ class EmulatedDriver:
         if error is not None:
             raise error
 
+    # graphs
+
+    def begin_capture(self, stream: Stream) -> None:
+        if stream.capture is not None:
+            stream.capture.fail("begin_capture")
+        self._captures.add(Capture(stream))
+
+    def end_capture(self, stream: Stream) -> Callable[[Stream], None]:
+        if stream.capture is None or stream.capture.origin is not stream:
+            raise DeviceError("end_capture on a stream on which no capture began")
+        self._captures.remove(stream.capture)
+        return stream.capture.end(self.create_stream)
+
+    def record_in_graph(self, event: Event, stream: Stream) -> None:
+        if stream.capture is None:
+            raise DeviceError("record_in_graph on a stream that is not being captured")
+        stream.capture.add(stream, event.record)
+
+    def _require_no_capture(self, what: str) -> None:
+        for capture in self._captures:
+            capture.fail(what)
+
     # kernels
 
     def compile(self, source: str, cache_dir: str) -> None:
         compile.kernel_library(source, cache_dir, self._sanitize)
 
     def load_module(self, source: str, cache_dir: str) -> ctypes.CDLL:
+        self._require_no_capture("load_module")
         return self._runtime.load(compile.kernel_library(source, cache_dir, self._sanitize))
 
     def function(self, module: ctypes.CDLL, name: str) -> Function:
@@ -175,16 +232,25 @@ class EmulatedDriver:
         count = len(arguments) // 8
         addresses = struct.unpack_from(f"{count}Q", arguments)
 
-        def launch(stream: Stream) -> None:
-            require_valid(function, grid, block, shared)
+        def prepare() -> Work:
             seed = self._dice.getrandbits(32) if self._dice is not None else None
 
             def run() -> None:
                 self._runtime.launch(function, grid, block, arguments, shared, seed)
 
-            self._queue(stream, f"the kernel {function.name}", addresses, run)
+            return run
+
+        def launch(stream: Stream) -> None:
+            require_valid(function, grid, block, shared)
+            self._queue(stream, f"the kernel {function.name}", addresses, prepare)
 
         return launch
+
+
+def _require_no_place(event: Event) -> None:
+    """Raise DeviceError for an event that the host asks for and a capture has."""
+    if event.place is not None:
+        event.place.capture.fail("the host asks for an event that was recorded")
 
 
 def _cores() -> int:

@@ -12,6 +12,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyrt.driver.emulated.graphs import Capture, Place
 
 Work = Callable[[], None]
 WorkQueue = queue.SimpleQueue[Work | None]
@@ -37,17 +41,33 @@ class Mark:
 
 
 class Event:
-    """The latest place that was marked; at first one that everybody has passed."""
+    """The latest place that was marked; at first one that everybody has passed.
+
+    ``place`` is that place where it lies in a capture, so that no stream will ever pass it.
+    """
 
     def __init__(self) -> None:
         self.mark = Mark()
         self.mark.pass_by()
+        self.place: Place | None = None
+
+    def record(self, stream: Stream) -> None:
+        self.mark = stream.mark()
+        self.place = None
+
+    def wait(self, stream: Stream) -> None:
+        """Let the stream wait for the mark that is the latest now."""
+        stream.queue(self.mark.wait)
 
 
 class Stream:
-    """A place to queue work. Its worker ends once this handle is out of use and the work is done."""
+    """A place to queue work. Its worker ends once this handle is out of use and the work is done.
+
+    While it has a ``capture``, what the driver is asked to do here goes there.
+    """
 
     def __init__(self, work: WorkQueue) -> None:
+        self.capture: Capture | None = None
         self._work = work
         weakref.finalize(self, work.put, None)
 
