@@ -43,6 +43,18 @@ class DeviceArray:
         array.set(host)
         return array
 
+    @classmethod
+    def imported(cls, driver: Driver, handle: bytes, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """The array of this shape and dtype that another process on this machine has exported.
+
+        Raises UserError where the device cannot get at it. `Driver.release_memory` lets its pointer go.
+        """
+        return cls(driver, driver.import_memory(handle), tuple(shape), np.dtype(dtype), shape[-1])
+
+    def export(self) -> bytes:
+        """A handle with which another process imports this array's memory; ValueError for a view."""
+        return self.driver.export_memory(self.pointer)
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)

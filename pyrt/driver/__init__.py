@@ -52,6 +52,22 @@ class Driver(Protocol):
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Device memory as a NumPy array without a copy; only where ``has_kernels`` is false."""
 
+    # memory of other processes on this machine
+    def export_memory(self, pointer: int) -> bytes:
+        """What another process imports to use this memory too: all of what ``allocate`` gave.
+
+        It stays there until the others have released it. Raises ValueError for other pointers.
+        """
+
+    def import_memory(self, handle: bytes) -> int:
+        """A pointer, in this process, to memory that another one has exported; once for each handle.
+
+        Raises UserError where this device cannot get at it.
+        """
+
+    def release_memory(self, pointer: int) -> None:
+        """Let go of what ``import_memory`` gave; the caller has synchronised with its users."""
+
     # copies
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: StreamHandle) -> None:
         """Queue a copy of a contiguous host array to device memory."""

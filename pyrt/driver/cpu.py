@@ -61,6 +61,15 @@ class CpuDriver:
         memory = memoryview((ctypes.c_char * nbytes).from_address(pointer))
         return np.frombuffer(memory, dtype).reshape(shape)
 
+    def export_memory(self, pointer: int) -> NoReturn:
+        raise RuntimeError("the cpu device has no memory for other processes")
+
+    def import_memory(self, handle: bytes) -> NoReturn:
+        raise RuntimeError("the cpu device has no memory for other processes")
+
+    def release_memory(self, pointer: int) -> NoReturn:
+        raise RuntimeError("the cpu device has no memory for other processes")
+
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: None) -> None:
         ctypes.memmove(pointer, host.ctypes.data, host.nbytes)
 

@@ -80,6 +80,7 @@ class CudaDriver:
         self._context.push()
         self._allocations: dict[int, Any] = {}
         self._pinned: list[Any] = []
+        self._imported: dict[int, Any] = {}
         self._graphs: list[Any] = []
         self.is_open = True
         atexit.register(self.close)
@@ -91,6 +92,8 @@ class CudaDriver:
         self._context.synchronize()
         for graph in self._graphs:
             bindings.cuGraphExecDestroy(graph)
+        for imported in self._imported.values():
+            imported.close()
         for allocation in self._allocations.values():
             allocation.free()
         for allocation in self._pinned:
@@ -120,6 +123,26 @@ class CudaDriver:
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
+
+    def export_memory(self, pointer: int) -> bytes:
+        if pointer not in self._allocations:  # CUDA takes any, and gives the start of the allocation
+            raise ValueError("only whole allocations can be exported, not views")
+        return bytes(cuda.mem_get_ipc_handle(pointer))
+
+    def import_memory(self, handle: bytes) -> int:
+        try:
+            imported = cuda.IPCMemoryHandle(bytearray(handle))
+        except cuda.Error as error:
+            raise UserError(
+                f"{self.device_name} cannot use memory of another rank ({error}): the ranks must be on one "
+                "machine and their GPUs able to reach each other (nvidia-smi topo -p2p rw)"
+            ) from None
+        # Held here so that garbage collection never closes memory that a stream may still use.
+        self._imported[int(imported)] = imported
+        return int(imported)
+
+    def release_memory(self, pointer: int) -> None:
+        self._imported.pop(pointer).close()
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: cuda.Stream) -> None:
         cuda.memcpy_htod_async(pointer, host, stream)

@@ -15,11 +15,13 @@ import pytest
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.graphs import capture
+from pyrt.job import Job
 from pyrt.kernels import KernelLibrary, Launch
 from pyrt.memory import Arena, DeviceArray, Layout, pinned
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 from tests.pyrt.fakes import missing_from_protocol
+from tests.pyrt.sharing import use_each_others_memory
 
 SOURCE = r"""
 // Every kind of argument, in an order that needs gaps between them.
@@ -436,6 +438,25 @@ class TestGraphs:
         start = x.to_host()
         launches[0](other)
         np.testing.assert_array_equal(x.to_host(), start / 2)
+
+
+@pytest.mark.parallel([2])
+def test_ranks_use_each_others_memory(driver: Driver, job: Job, tmp_path: Path) -> None:
+    use_each_others_memory(driver, job, tmp_path)
+
+
+class TestSharing:
+    def test_it_gives_whole_allocations_alone(self, driver: Driver) -> None:
+        x = DeviceArray.from_host(driver, np.ones((4, 8), "f4"))
+        with pytest.raises(ValueError, match="whole allocations"):
+            x.rows(1, 4).export()
+        assert x.export() == x.rows(0, 2).export()
+        assert np.all(x.to_host() == 1)
+
+    def test_it_does_not_take_its_own(self, driver: Driver) -> None:
+        x = DeviceArray.from_host(driver, np.ones(8, "f4"))
+        with pytest.raises(UserError, match="cannot"):
+            driver.import_memory(x.export())
 
 
 class TestCache:

@@ -83,6 +83,18 @@ def test_it_has_no_graphs(cpu: CpuDriver) -> None:
             call()
 
 
+def test_it_shares_no_memory(cpu: CpuDriver) -> None:
+    pointer = cpu.allocate(16)
+    calls = (
+        lambda: cpu.export_memory(pointer),
+        lambda: cpu.import_memory(b""),
+        lambda: cpu.release_memory(pointer),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="the cpu device has no memory for other processes"):
+            call()
+
+
 def test_it_runs_no_kernels(cpu: CpuDriver) -> None:
     calls = (
         lambda: cpu.compile("", ""),

@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 
 from pyrt.driver import Shape3
-from pyrt.driver.emulated import compile
+from pyrt.driver.emulated import compile, sharing
 from pyrt.driver.emulated.graphs import Capture
 from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
@@ -48,6 +48,8 @@ class EmulatedDriver:
         self.multiprocessors = _cores()
         self.device_name = f"{self.multiprocessors} cores{', with checks' if self._sanitize else ''}"
         self._sizes: dict[int, int] = {}
+        self._exported: dict[int, sharing.SharedFile] = {}
+        self._imported: dict[int, int] = {}
         self._dice = Random(order_seed) if order_seed is not None else None
         self._workers = Workers(self._report, self._dice)
         self._uses = Uses()
@@ -58,6 +60,8 @@ class EmulatedDriver:
     def close(self) -> None:
         self._captures.clear()
         self._workers.wait()
+        for pointer in list(self._imported):
+            self.release_memory(pointer)
         for pointer in list(self._sizes):
             self.free(pointer)
         self._raise_error()
@@ -78,9 +82,13 @@ class EmulatedDriver:
 
     def free(self, pointer: int) -> None:
         self._require_no_capture("free")
-        nbytes = self._sizes.pop(pointer)
+        self._give_back(pointer, self._sizes.pop(pointer), "freed")
+        if pointer in self._exported:
+            os.close(self._exported.pop(pointer).descriptor)
+
+    def _give_back(self, pointer: int, nbytes: int, how: str) -> None:
         for what in self._uses.of(pointer, nbytes):
-            self._report(DeviceError(f"{nbytes} bytes of memory were freed while {what} still uses them"))
+            self._report(DeviceError(f"{nbytes} bytes of memory were {how} while {what} still uses them"))
         self._runtime.free(pointer, nbytes)
 
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
@@ -89,6 +97,33 @@ class EmulatedDriver:
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
+
+    # memory of other processes
+
+    def export_memory(self, pointer: int) -> bytes:
+        if pointer not in self._sizes:
+            raise ValueError("only whole allocations can be exported, not views")
+        if pointer not in self._exported:
+            self._require_no_capture("export_memory")
+            self._workers.wait()  # for those that write it: it moves
+            file = sharing.create(self._sizes[pointer])
+            self._exported[pointer] = file
+            self._runtime.move_to_file(pointer, self._sizes[pointer], file.descriptor)
+        return self._exported[pointer].handle
+
+    def import_memory(self, handle: bytes) -> int:
+        self._require_no_capture("import_memory")
+        descriptor, nbytes = sharing.open_shared(handle)
+        try:
+            pointer = self._runtime.map_file(nbytes, descriptor)
+        finally:
+            os.close(descriptor)  # the mapping keeps the memory
+        self._imported[pointer] = nbytes
+        return pointer
+
+    def release_memory(self, pointer: int) -> None:
+        self._require_no_capture("release_memory")
+        self._give_back(pointer, self._imported.pop(pointer), "released")
 
     # copies; what is queued holds the host array until it is done
 

@@ -49,6 +49,7 @@ class Runtime:
         self._checked = checked
         self._library: Any = ctypes.CDLL(str(compile.runtime_library()), ctypes.RTLD_GLOBAL)
         self._library.emulated_allocate.restype = ctypes.c_void_p
+        self._library.emulated_map_file.restype = ctypes.c_void_p
         if checked and not self._library.emulated_enable_checks():
             raise MemoryError("the checks of the emulated device need address space that is not there")
 
@@ -65,6 +66,19 @@ class Runtime:
 
     def free(self, pointer: int, nbytes: int) -> None:
         self._library.emulated_free(ctypes.c_void_p(pointer), ctypes.c_size_t(max(nbytes, 1)))
+
+    def move_to_file(self, pointer: int, nbytes: int, file: int) -> None:
+        """Move what was allocated, and nobody uses now, into an empty file; MemoryError for want of room."""
+        size = ctypes.c_size_t(max(nbytes, 1))
+        if not self._library.emulated_move_to_file(ctypes.c_void_p(pointer), size, file):
+            raise MemoryError(f"{nbytes} bytes of shared memory for the emulated device")
+
+    def map_file(self, nbytes: int, file: int) -> int:
+        """What was moved into a file, to be freed like other memory; MemoryError for want of room."""
+        pointer: int | None = self._library.emulated_map_file(ctypes.c_size_t(max(nbytes, 1)), file)
+        if pointer is None:
+            raise MemoryError(f"{nbytes} bytes for the emulated device")
+        return pointer
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy between host and device. Raises DeviceError, if checked, for memory that is not allocated."""
