@@ -1,4 +1,4 @@
-// The checks of --sanitize: what g++ -fsanitize=thread,alignment reports of a kernel, judged here.
+// The checks of --sanitize: what the compiler's -fsanitize=thread,alignment reports of a kernel, judged here.
 //
 // The compiler puts a call of ours (__tsan_read4 and its like) in front of every load and store. Each 4 bytes
 // of the device's memory have a Granule that says which of them may be accessed, which have been written,
@@ -309,6 +309,27 @@ void *__wrap_memmove(void *target, const void *source, size_t size)
 }
 
 void *__wrap_memset(void *target, int byte, size_t size)
+{
+    plain_access(target, size, Access::write, CODE);
+    return memset(target, byte, size);
+}
+
+// What clang++ puts in the place of them itself.
+void *__tsan_memcpy(void *target, const void *source, size_t size)
+{
+    plain_access(source, size, Access::read, CODE);
+    plain_access(target, size, Access::write, CODE);
+    return memcpy(target, source, size);
+}
+
+void *__tsan_memmove(void *target, const void *source, size_t size)
+{
+    plain_access(source, size, Access::read, CODE);
+    plain_access(target, size, Access::write, CODE);
+    return memmove(target, source, size);
+}
+
+void *__tsan_memset(void *target, int byte, size_t size)
 {
     plain_access(target, size, Access::write, CODE);
     return memset(target, byte, size);

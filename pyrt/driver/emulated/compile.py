@@ -1,12 +1,13 @@
 """From CUDA or C++ source to a shared library for this machine's processor, cached on disk.
 
-The compiler is PATH's g++; no CUDA is needed. A kernel file goes through as it is, but for its
-``__shared__`` declarations: C++ has no storage that belongs to a block.
+The compiler is $CXX, or PATH's g++ or clang++; no CUDA is needed. A kernel file goes through as it is, but
+for its ``__shared__`` declarations: C++ has no storage that belongs to a block.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -26,24 +27,30 @@ _LIBRARY = "library.so"
 # initial-exec: threadIdx is one load from thread-local storage, not a call. No contraction to fused
 # multiply-adds: the same bits on every processor. A call that is the last thing a kernel does must come from
 # the kernel's own code: its return address is the line that a report names. In some of DWARF 5's tables of
-# lines, addr2line of binutils 2.40 takes one file for another.
+# lines, addr2line of binutils 2.40 takes one file for another. clang++ would drop accesses to a null pointer
+# that it can see, and the checks with them.
 _FLAGS = [
     *("-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-pthread", "-ftls-model=initial-exec"),
     *("-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-fno-stack-protector"),
-    "-fno-optimize-sibling-calls",
+    *("-fno-optimize-sibling-calls", "-fno-delete-null-pointer-checks"),
 ]
 
-# A call of the runtime's in front of every load and store (checks.cpp).
-_CHECKED = [
-    *("-fsanitize=thread", "-fsanitize=alignment"),
-    *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
+# A call of the runtime's in front of every load and store (checks.cpp), and of no others.
+_CHECKED = ["-fsanitize=thread", "-fsanitize=alignment"]
+_CHECKED_GCC = ["--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0"]
+_CHECKED_CLANG = [
+    *("-mllvm", "-tsan-distinguish-volatile", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
+    *("-mllvm", "-tsan-instrument-read-before-write", "-mllvm", "-tsan-instrument-atomics=0"),
 ]
 # The compiler makes such calls of loops and of copies of structures; they come to the runtime too.
 _CHECKED_LINK = ["-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset"]
 
-_DYNAMIC = re.compile(r"\bextern\s+__shared__\s+([^;]*?)\s*\b(\w+)\s*\[\s*\]\s*;")
+_ALIGNMENT = r"(?:(?:alignas|__align__)\s*\((?P<alignment>[^)]*)\)\s*)?"
+_DYNAMIC = re.compile(  # it begins at a page
+    rf"\bextern\s+__shared__\s+{_ALIGNMENT}(?P<type>[^;]*?)\s*\b(?P<name>\w+)\s*\[\s*\]\s*;"
+)
 _STATIC = re.compile(
-    r"(?:\bstatic\s+)?\b__shared__\s+(?:(?:alignas|__align__)\s*\((?P<alignment>[^)]*)\)\s*)?"
+    rf"(?:\bstatic\s+)?\b__shared__\s+{_ALIGNMENT}"
     r"(?P<type>[^;,=]*?)\s*\b(?P<name>\w+)\s*(?P<sizes>(?:\[[^;\]]*\]\s*)*);"
 )
 _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -51,10 +58,12 @@ _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DO
 
 @cache
 def compiler() -> tuple[str, str]:
-    """Path and version of g++. Raises UserError where there is none."""
-    path = shutil.which("g++")
+    """Path and version of the C++ compiler. Raises UserError where there is none."""
+    wanted = os.environ.get("CXX")
+    path = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
     if path is None:
-        raise UserError("the emulated device needs a C++ compiler: install g++")
+        where = f"$CXX names {wanted}, which is not there" if wanted else "install g++ or clang++"
+        raise UserError(f"the emulated device needs a C++ compiler: {where}")
     return path, subprocess.check_output([path, "--version"], text=True)
 
 
@@ -71,7 +80,7 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
     text = translate(source)
-    flags = ["-include", str(NAMES), *(_CHECKED if checked else [])]
+    flags = ["-include", str(NAMES), *(_checked_flags() if checked else [])]
     link = _CHECKED_LINK if checked else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"
@@ -79,12 +88,19 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
         return _build(text + NAMES.read_text(), [path], flags, link, Path(cache_dir))
 
 
+def _checked_flags() -> list[str]:
+    _, version = compiler()
+    return [*_CHECKED, *(_CHECKED_CLANG if "clang" in version else _CHECKED_GCC)]
+
+
 def translate(source: str) -> str:
     """C++ of a CUDA source, line by line: shared variables found in the block's storage, and for each kernel
     a function ``emulated_call_<name>`` that takes its arguments packed.
     """
     source = _COMMENT_OR_STRING.sub(_without_comment, source)
-    source = _DYNAMIC.sub(r"\1 *const \2 = static_cast<\1 *>(emulated_dynamic_shared());", source)
+    source = _DYNAMIC.sub(
+        r"\g<type> *const \g<name> = static_cast<\g<type> *>(emulated_dynamic_shared());", source
+    )
     source = _STATIC.sub(_shared_variable, source)
     if "__shared__" in source:
         line = source[source.index("__shared__") :].split("\n")[0]

@@ -90,11 +90,18 @@ EMULATED_UNCHECKED inline unsigned lane()
 #define gridDim (::emulated::grid_size())
 static const int warpSize = 32;
 
+// clang++ makes one call of two that stand in different lines, so that a report has no line; g++ does not.
+#ifdef __clang__
+#define EMULATED_OWN_LINE __attribute__((nomerge))
+#else
+#define EMULATED_OWN_LINE
+#endif
+
 extern "C" {
 // Waits for all threads of the block; how many gave a predicate that is not 0. `line` is the kernel's.
-int emulated_barrier(int predicate, int line);
+EMULATED_OWN_LINE int emulated_barrier(int predicate, int line);
 // Waits for the lanes in mask; then emulated_value(lane) is what each of them gave.
-void emulated_meet(unsigned mask, uint64_t value);
+EMULATED_OWN_LINE void emulated_meet(unsigned mask, uint64_t value);
 uint64_t emulated_value(unsigned lane);
 // An access to memory that others may wait for, by the kernel's code: lets them run now and then.
 void emulated_atomic(const volatile void *address, int size, emulated::Access access, const void *code);

@@ -261,6 +261,26 @@ class TestCompile:
         with pytest.raises(UserError, match=r"each __shared__ variable.*: __shared__ " + declaration[:5]):
             compile.translate(f"void f() {{ __shared__ {declaration} }}")
 
+    def test_the_compiler_is_the_one_that_is_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """$CXX, else g++, else clang++."""
+
+        find = compile.compiler.__wrapped__
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+        with pytest.raises(UserError, match=r"needs a C\+\+ compiler: install g\+\+ or clang\+\+"):
+            find()
+        for name in ("clang++", "g++"):
+            (tmp_path / name).write_text(f"#!/bin/sh\necho {name} 1.0\n")
+            (tmp_path / name).chmod(0o755)
+            assert find() == (str(tmp_path / name), f"{name} 1.0\n")
+        monkeypatch.setenv("CXX", "clang++")
+        assert find() == (str(tmp_path / "clang++"), "clang++ 1.0\n")
+        monkeypatch.setenv("CXX", "nothing++")
+        with pytest.raises(UserError, match=r"\$CXX names nothing\+\+, which is not there"):
+            find()
+
     def test_checked_and_plain_kernels_are_kept_apart(self, tmp_path: Path) -> None:
         source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
         libraries = {compile.kernel_library(source, str(tmp_path), checked) for checked in (False, True)}
