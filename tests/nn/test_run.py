@@ -309,6 +309,24 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_a_gpu_and_the_emulated_device_train_the_same_weights(driver, tmp_path, dtype, tolerance):
+    """To rounding: a GPU contracts a b + c to one rounding, has an exp of its own, and may take another
+    product with another order of sums. Over the four steps NumPy is 7e-7 and 1e-15 away from the emulated
+    device for such reasons; a wrong kernel would be off by far more than the ten times that are allowed.
+    """
+    weights = {}
+    for device in (driver.name, "emulated"):
+        file = tmp_path / f"{device}.npz"
+        run(Options(device=device, hidden=(64,), batch=256, samples=1024, epochs=1, dtype=dtype, save=file))
+        with np.load(file) as arrays:
+            weights[device] = {name: arrays[name] for name in arrays.files if name != "run"}
+    for name, expected in weights["emulated"].items():
+        error = np.abs(weights[driver.name][name] - expected).max() / np.abs(expected).max()
+        assert error < tolerance, name
+
+
 @pytest.mark.kernels
 @pytest.mark.parallel([1, 3])
 def test_every_order_and_the_checks_give_the_same_bits(shared):
