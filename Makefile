@@ -2,10 +2,11 @@
 #
 #   make run RANKS=2 ARGS="--hidden 512,256 --epochs 3"
 #   make test ARGS="-k gemm -x"
+#   make bench ARGS=gemm
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test kernels lint clean
+.PHONY: help setup run test bench kernels lint clean
 
 RANKS ?=
 export RANKS
@@ -22,6 +23,9 @@ run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 
 
 test:  ## run the tests, those for a GPU where there is one
 	@bash tools/env.sh run python3 -m pytest $(ARGS)
+
+bench:  ## measure against cuBLAS, PyTorch and JAX, where they are installed; needs an NVIDIA GPU
+	@bash tools/env.sh run python3 -m bench $(ARGS)
 
 kernels:  ## compile every kernel for sm_75, sm_80 and sm_90 (needs nvcc, no GPU)
 	@bash tools/env.sh kernels python3 tools/compile_kernels.py $(ARGS)

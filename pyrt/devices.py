@@ -40,7 +40,7 @@ def open_device(
         with job.together():
             driver = EmulatedDriver(sanitize, order_seed)
         return Device(driver, "the same kernels on the CPU, slowly: for tests")
-    visible, missing = _visible_gpus()
+    visible, missing = usable_gpus()
     reasons = [reason for reason in job.comm.allgather(missing) if reason]
     if reasons and choice == "cuda":
         raise AgreedError(f"--device cuda: {reasons[0]}: use --device cpu, or run where there is a GPU")
@@ -75,7 +75,7 @@ def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:
     return choices
 
 
-def _visible_gpus() -> tuple[list[str], str]:
+def usable_gpus() -> tuple[list[str], str]:
     """UUIDs of the GPUs this process sees, or the reason why there are none."""
     try:
         from pyrt.driver import cuda

@@ -257,7 +257,7 @@ def test_samples_beyond_all_memory():
 
 
 def test_cuda_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(devices, "_visible_gpus", lambda: ([], "no GPU here"))
+    monkeypatch.setattr(devices, "usable_gpus", lambda: ([], "no GPU here"))
     with pytest.raises(UserError, match=r"--device cuda: no GPU here.*--device cpu"):
         run(using(device="cuda"))
     assert run(using(device="auto", epochs=0)).environment["device"] == "cpu"

@@ -69,14 +69,14 @@ class OtherRank:
 
 class TestOpenDevice:
     def test_cpu_asks_nobody_for_a_gpu(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "_visible_gpus", lambda: pytest.fail("asked"))
+        monkeypatch.setattr(devices, "usable_gpus", lambda: pytest.fail("asked"))
         device = open_device("cpu", job, share_gpus=False)
         assert device.driver.name == "cpu"
         assert device.why == ""
 
     @pytest.mark.kernels
     def test_emulated_asks_nobody_for_a_gpu(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "_visible_gpus", lambda: pytest.fail("asked"))
+        monkeypatch.setattr(devices, "usable_gpus", lambda: pytest.fail("asked"))
         device = open_device("emulated", job, share_gpus=False)
         assert device.driver.name == "emulated"
         assert device.why == "the same kernels on the CPU, slowly: for tests"
@@ -90,7 +90,7 @@ class TestOpenDevice:
     def test_one_rank_without_a_gpu_sends_all_to_the_cpu(
         self, job: Job, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(devices, "_visible_gpus", lambda: (["gpu-a"], ""))
+        monkeypatch.setattr(devices, "usable_gpus", lambda: (["gpu-a"], ""))
         mixed = replace(job, comm=OtherRank("this process sees no NVIDIA GPU"))
         device = open_device("auto", mixed, share_gpus=False)
         assert device.driver.name == "cpu"

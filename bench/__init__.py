@@ -1,0 +1,14 @@
+"""bench: measured comparisons, on the machine they run on; `make bench` runs them all.
+
+============= ======================================================================
+``gemm``      every version of the matrix product against cuBLAS
+``step``      a training step against PyTorch and JAX
+``timing``    how times are taken
+``cublas``    cuBLAS's products on the project's arrays, through PyTorch or CuPy
+``program``   what the command lines share
+``baselines`` the same training, written in PyTorch and in JAX; programs of their own
+============= ======================================================================
+
+Results are checked before they are timed. Being slow fails nothing, and what is not installed is said and
+left out; wrong results end with exit code 1.
+"""

@@ -1,0 +1,35 @@
+"""All comparisons, one after another: python3 -m bench [gemm] [step]"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.program import Parser, require_gpu, start
+
+PROGRAMS = ("gemm", "step")
+"""The files of this folder that measure, in the order they run in."""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = Parser("bench", __doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(PROGRAMS)} (default: all)")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The worst exit code of the programs; each is a process of its own, with a context of its own."""
+    names = parser().parse_args(arguments).names or PROGRAMS
+    for name in names:
+        if name not in PROGRAMS:
+            parser().error(f"no comparison is called {name}: there are {', '.join(PROGRAMS)}")
+    require_gpu()
+    folder = Path(__file__).parent
+    return max(subprocess.run([sys.executable, folder / f"{name}.py"]).returncode for name in names)
+
+
+if __name__ == "__main__":
+    start("bench", main)

@@ -1,0 +1,147 @@
+"""The reference training in JAX, one process for all GPUs, a JSON line for each way of running it:
+
+    jit step    one jitted step after the other
+    epoch scan  a whole epoch in one jitted lax.scan
+
+With several GPUs the samples of a batch are sharded over them, and XLA adds the sums.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from bench.baselines import work
+from bench.baselines.work import CHECKED, RATE, REG, SIZES, Task
+from bench.program import start
+from nn.reference import Arrays
+from pyrt.errors import UserError
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other programs may be on the GPU
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError:
+    jax = None
+
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32"}
+"""What JAX calls the arithmetic of a product."""
+
+
+def cost(parameters: Any, X: Any, labels: Any) -> Any:
+    """The mean cross-entropy and the L2 term."""
+    A1 = jax.nn.sigmoid(X @ parameters["W1"].T + parameters["b1"])
+    Z2 = A1 @ parameters["W2"].T + parameters["b2"]
+    targets = jax.nn.one_hot(labels, SIZES[-1])
+    data_term = -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(Z2), axis=1))
+    return data_term + REG / 2 * sum(jnp.sum(parameters[name] ** 2) for name in ("W1", "W2"))
+
+
+def update(parameters: Any, batch: Any) -> tuple[Any, None]:
+    """The parameters after a step on a batch (X, labels); in the form that lax.scan wants."""
+    gradients = jax.grad(cost)(parameters, *batch)
+    return jax.tree.map(lambda value, gradient: value - RATE * gradient, parameters, gradients), None
+
+
+class Placed:
+    """A task on the devices: batches sharded by samples, parameters on every device."""
+
+    def __init__(self, task: Task, devices: Sequence[Any]) -> None:
+        mesh = jax.sharding.Mesh(np.array(devices), ("samples",))
+        partition = jax.sharding.PartitionSpec
+        self._sharded = jax.sharding.NamedSharding(mesh, partition(None, "samples"))
+        self._one = jax.sharding.NamedSharding(mesh, partition("samples"))
+        self._everywhere = jax.sharding.NamedSharding(mesh, partition())
+        self._task = task
+
+    def parameters(self) -> Any:
+        """The first parameters."""
+        return jax.device_put(self._task.parameters, self._everywhere)
+
+    def epoch(self, batches: int) -> Any:
+        """The first batches as two arrays."""
+        X, labels = self._task.X[:batches], self._task.labels[:batches].astype(np.int32)
+        return jax.device_put((X, labels), self._sharded)
+
+    def each(self) -> list[Any]:
+        """All batches one by one."""
+        labels = self._task.labels.astype(np.int32)
+        return [jax.device_put(batch, self._one) for batch in zip(self._task.X, labels, strict=True)]
+
+
+class JitStep:
+    """A dispatch a step."""
+
+    name = "jit step"
+
+    def __init__(self, placed: Placed) -> None:
+        self._parameters = placed.parameters()
+        self._batches = placed.each()
+        self._step = jax.jit(lambda parameters, batch: update(parameters, batch)[0], donate_argnums=0)
+
+    def queue(self, steps: int) -> None:
+        for batch in self._batches[:steps]:
+            self._parameters = self._step(self._parameters, batch)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self._parameters)
+
+    def parameters(self) -> Arrays:
+        return {name: np.array(array) for name, array in self._parameters.items()}
+
+
+class EpochScan(JitStep):
+    """A dispatch an epoch."""
+
+    name = "epoch scan"
+
+    def __init__(self, placed: Placed, batches: int) -> None:
+        self._parameters = placed.parameters()
+        self._epochs = {count: placed.epoch(count) for count in {CHECKED, batches}}
+        self._epoch = jax.jit(
+            lambda parameters, epoch: jax.lax.scan(update, parameters, epoch)[0], donate_argnums=0
+        )
+
+    def queue(self, steps: int) -> None:
+        self._parameters = self._epoch(self._parameters, self._epochs[steps])
+
+
+def modes(task: Task, devices: Sequence[Any]) -> Iterator[work.Mode]:
+    """All ways of running the training, each made when the one before is done."""
+    placed = Placed(task, devices)
+    yield JitStep(placed)
+    yield EpochScan(placed, task.batches)
+
+
+def find_devices(gpus: int) -> list[Any]:
+    """So many GPUs; UserError without them."""
+    if jax is None:
+        raise UserError("JAX is not installed")
+    devices = [device for device in jax.devices() if device.platform == "gpu"]
+    if len(devices) < gpus:
+        raise UserError(f"JAX sees {len(devices)} GPU(s), not {gpus}")
+    return devices[:gpus]
+
+
+def main(arguments: Sequence[str]) -> int:
+    wanted = work.parse("jax_step.py", __doc__, arguments)
+    devices = find_devices(wanted.gpus)
+    for batch in wanted.batches:
+        task = work.make_task(batch)
+        for math in wanted.maths:
+            jax.config.update("jax_default_matmul_precision", PRECISIONS[math])
+            setting = work.Setting("JAX", jax.__version__, math, wanted.gpus, devices[0].device_kind)
+            for mode in modes(task, devices):
+                work.run(mode, task, setting)
+    return 0
+
+
+if __name__ == "__main__":
+    start("jax_step.py", main)

@@ -1,0 +1,237 @@
+"""The reference training in PyTorch, one process a GPU, a JSON line for each way of running it:
+
+eager        torch.nn, autograd and SGD as in a tutorial; with several GPUs DistributedDataParallel
+step graph   a hand-written step on flat buffers, one all-reduce, in a CUDA graph for each batch
+epoch graph  the same, a whole epoch in one CUDA graph
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from bench.baselines import work
+from bench.baselines.work import CHECKED, RATE, REG, SIZES, Task
+from bench.program import start
+from nn.reference import Arrays
+from pyrt.errors import UserError
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError:
+    torch = None
+
+WARM_UP = 3
+"""Steps before a capture, in which libraries set themselves up."""
+
+
+class Place:
+    """This process among the ranks, and its device."""
+
+    def __init__(self, rank: int, ranks: int, device: Any) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
+
+    def tensor(self, array: np.ndarray) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Eager:
+    """What most people write."""
+
+    def __init__(self, task: Task, place: Place) -> None:
+        self._place = place
+        self._X, self._labels = place.tensor(task.X), place.tensor(task.labels)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(SIZES[0], SIZES[1]), torch.nn.Sigmoid(), torch.nn.Linear(SIZES[1], SIZES[2])
+        ).to(place.device)
+        self._parameters = dict(zip(("W1", "b1", "W2", "b2"), net.parameters(), strict=True))
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(place.tensor(task.parameters[name]))
+        weights = [self._parameters[name] for name in ("W1", "W2")]
+        biases = [self._parameters[name] for name in ("b1", "b2")]
+        groups = [{"params": weights, "weight_decay": REG}, {"params": biases}]
+        self._optimizer = torch.optim.SGD(groups, lr=RATE, fused=True)
+        self.name = "eager"
+        self._net = net
+        if place.ranks > 1:
+            self.name = "eager DDP"
+            self._net = torch.nn.parallel.DistributedDataParallel(
+                net, device_ids=[place.device.index], gradient_as_bucket_view=True
+            )
+
+    def queue(self, steps: int) -> None:
+        for X, labels in zip(self._X[:steps], self._labels[:steps], strict=True):
+            self._optimizer.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(self._net(X), labels).backward()
+            self._optimizer.step()
+
+    def wait(self) -> None:
+        self._place.wait()
+
+    def parameters(self) -> Arrays:
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._parameters.items()}
+
+
+class Step:
+    """A step without autograd: all parameters in one buffer, all gradients in another.
+
+    Labels are one-hot and the mean over the batch is taken by the update, which saves four kernels.
+    """
+
+    def __init__(self, task: Task, place: Place) -> None:
+        self.place = place
+        self._X = place.tensor(task.X)
+        self._targets = place.tensor(np.eye(SIZES[-1], dtype=np.float32)[task.labels])
+        self._shapes = {name: task.parameters[name].shape for name in ("W1", "W2", "b1", "b2")}
+        flat = [task.parameters[name].ravel() for name in self._shapes]
+        self.flat = place.tensor(np.concatenate(flat))
+        self._gradients = torch.empty_like(self.flat)
+        self._W1, self._W2, self._b1, self._b2 = self._views(self.flat)
+        self._dW1, self._dW2, self._db1, self._db2 = self._views(self._gradients)
+        weights = self._W1.numel() + self._W2.numel()
+        self._keep = torch.ones_like(self.flat)
+        self._keep[:weights] -= RATE * REG
+        self._rate = RATE / (task.X.shape[1] * place.ranks)
+        self._pool: Any = None
+
+    def _views(self, flat: Any) -> list[Any]:
+        parts = flat.split([int(np.prod(shape)) for shape in self._shapes.values()])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes.values(), strict=True)]
+
+    def run(self, batch: int) -> None:
+        """Queue one step on a batch."""
+        X = self._X[batch]
+        A1 = torch.addmm(self._b1, X, self._W1.t()).sigmoid_()
+        Z2 = torch.addmm(self._b2, A1, self._W2.t())
+        dZ2 = torch.softmax(Z2, 1).sub_(self._targets[batch])
+        torch.mm(dZ2.t(), A1, out=self._dW2)
+        torch.sum(dZ2, 0, out=self._db2)
+        dZ1 = torch.ops.aten.sigmoid_backward(torch.mm(dZ2, self._W2), A1)
+        torch.mm(dZ1.t(), X, out=self._dW1)
+        torch.sum(dZ1, 0, out=self._db1)
+        if self.place.ranks > 1:
+            dist.all_reduce(self._gradients)
+        self.flat.mul_(self._keep).add_(self._gradients, alpha=-self._rate)
+
+    def parameters(self) -> Arrays:
+        views = zip(self._shapes, self._views(self.flat), strict=True)
+        return {name: view.cpu().numpy().copy() for name, view in views}
+
+    def capture(self, batches: Sequence[int]) -> Any:
+        """A CUDA graph of a step on each of these batches; the parameters stay as they are."""
+        graph = torch.cuda.CUDAGraph()
+        # Thread-local: NCCL's watchdog thread looks at events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            for batch in batches:
+                self.run(batch)
+        self._pool = graph.pool()  # graphs that never run side by side may use the same memory
+        return graph
+
+    def warm_up(self) -> None:
+        """Some steps on a stream of their own, as a capture needs them; then the first parameters again."""
+        first = self.flat.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.run(0)
+        torch.cuda.synchronize()
+        self.flat.copy_(first)
+        torch.cuda.synchronize()
+
+
+class StepGraph:
+    """A graph for each batch."""
+
+    name = "step graph"
+
+    def __init__(self, task: Task, place: Place) -> None:
+        self._step = Step(task, place)
+        self._step.warm_up()
+        self._graphs = [self._step.capture([batch]) for batch in range(task.batches)]
+        self.parameters = self._step.parameters
+
+    def queue(self, steps: int) -> None:
+        for graph in self._graphs[:steps]:
+            graph.replay()
+
+    def wait(self) -> None:
+        self._step.place.wait()
+
+
+class EpochGraph:
+    """A graph for all batches, and one for those of the check."""
+
+    name = "epoch graph"
+
+    def __init__(self, task: Task, place: Place) -> None:
+        self._step = Step(task, place)
+        self._step.warm_up()
+        self._graphs = {count: self._step.capture(range(count)) for count in {CHECKED, task.batches}}
+        self.parameters = self._step.parameters
+
+    def queue(self, steps: int) -> None:
+        self._graphs[steps].replay()
+
+    def wait(self) -> None:
+        self._step.place.wait()
+
+
+def modes(task: Task, place: Place) -> Iterator[work.Mode]:
+    """All ways of running the training, each made when the one before is done."""
+    yield Eager(task, place)
+    yield StepGraph(task, place)
+    yield EpochGraph(task, place)
+
+
+def find_place(gpus: int) -> Place:
+    """This process's place; it becomes torchrun where there are several GPUs. UserError without them."""
+    if torch is None:
+        raise UserError("PyTorch is not installed")
+    if torch.cuda.device_count() < gpus:
+        raise UserError(f"PyTorch sees {torch.cuda.device_count()} GPU(s), not {gpus}")
+    if "LOCAL_RANK" not in os.environ and gpus > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        os.execv(sys.executable, [*torchrun, *sys.argv])
+    rank, ranks = (int(os.environ.get(name, alone)) for name, alone in (("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
+    ranks = ranks if "LOCAL_RANK" in os.environ else 1
+    if ranks != gpus:
+        raise UserError(f"torchrun started {ranks} processes: give --gpus {ranks}")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("nccl", device_id=device)
+    return Place(rank, ranks, device)
+
+
+def main(arguments: Sequence[str]) -> int:
+    wanted = work.parse("torch_step.py", __doc__, arguments)
+    place = find_place(wanted.gpus)
+    for batch in wanted.batches:
+        task = work.make_task(batch)
+        for math in wanted.maths:
+            torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
+            device = torch.cuda.get_device_name()
+            setting = work.Setting("PyTorch", torch.__version__, math, wanted.gpus, device)
+            for mode in modes(task.part(place.rank, place.ranks), place):
+                work.run(mode, task, setting, printing=place.rank == 0)
+    if place.ranks > 1:
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    start("torch_step.py", main)

@@ -1,0 +1,259 @@
+"""The ladder of matrix products: every version, and what `auto` takes, against cuBLAS on the same data.
+
+Each product is compared with a float64 one first, on normal and on uniform [0, 1) data; what is wrong is
+not timed, and ends in exit code 1. Times are for normal data that the GPU's cache may hold, as in a step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from tabulate import tabulate
+
+from bench import cublas
+from bench.cublas import MATHS, Cublas
+from bench.program import Parser, require_gpu, start
+from bench.timing import StreamClock, Times, Work, alternate
+from nn.launches import GEMM_VERSIONS, Kernels
+from pyrt.kernels import KernelLibrary
+from pyrt.memory import DeviceArray
+
+TOLERANCES = {"float32": 3e-5, "tf32": 5e-3}
+"""Relative max norm of the error above which a product of that kind of arithmetic is wrong, not inexact."""
+
+DATA = ("[0, 1)", "normal")
+"""Kinds of random data, the timed one last."""
+
+HEADERS = {
+    "version": "version",
+    "us": "us",
+    "spread": "min to max",
+    "tflops": "TFLOP/s",
+    "float32": "x cuBLAS float32",
+    "tf32": "x cuBLAS tf32",
+    "error": "error, normal",
+    "error01": "error, [0, 1)",
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """op(A) op(B): op(A) (M, K), op(B) (K, N); A or B may be given transposed."""
+
+    name: str
+    M: int
+    N: int
+    K: int
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.M * self.N * self.K
+
+    def __str__(self) -> str:
+        given = [word for word, is_so in (("A", self.transpose_a), ("B", self.transpose_b)) if is_so]
+        how = f", {given[0]} transposed" if given else ""
+        return f"{self.name}, {self.M} x {self.N} x {self.K}{how}"
+
+
+PRODUCTS = (
+    Product("Z1 = X W1^T", 750, 512, 784, transpose_b=True),
+    Product("dW1 = dZ1^T X", 512, 784, 750, transpose_a=True),
+    Product("Z2 = A1 W2^T", 750, 10, 512, transpose_b=True),
+    Product("dW2 = dZ2^T A1", 10, 512, 750, transpose_a=True),
+    Product("dA1 = dZ2 W2", 750, 512, 10),
+    Product("course, first layer", 800, 1000, 784),
+    Product("course, second layer", 800, 10, 1000),
+    Product("Z1, one GPU", 3000, 512, 784, transpose_b=True),
+    Product("dW1, one GPU", 512, 784, 3000, transpose_a=True),
+    Product("square", 4096, 4096, 4096, transpose_b=True),
+)
+"""The products of a 784-512-10 step of 750 and of 3000 samples, the course's sizes, and a large one."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to a product: its work, and the arithmetic that it is judged by."""
+
+    work: Work
+    math: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did: its error on each kind of `DATA`, and its times unless it was wrong."""
+
+    errors: dict[str, float]
+    times: Times | None
+
+
+def relative_error(found: np.ndarray, exact: np.ndarray) -> float:
+    """max |found - exact| / max |exact|; NaN where an element of ``found`` is."""
+    return float(np.abs(found - exact).max() / np.abs(exact).max())
+
+
+class Operands:
+    """A, B and D of a product on the device, in float32."""
+
+    def __init__(self, clock: StreamClock, product: Product) -> None:
+        self.product = product
+        self._clock = clock
+        M, N, K = product.M, product.N, product.K
+        shapes = ((K, M) if product.transpose_a else (M, K)), ((N, K) if product.transpose_b else (K, N))
+        self.A, self.B, self.D = (
+            DeviceArray.empty(clock.driver, shape, np.float32) for shape in (*shapes, (M, N))
+        )
+        self._exact = np.zeros((M, N))
+
+    def fill(self, kind: str, rng: np.random.Generator) -> None:
+        """Draw A and B anew, and multiply them in float64."""
+        sides = []
+        for array, transposed in ((self.A, self.product.transpose_a), (self.B, self.product.transpose_b)):
+            draw = rng.standard_normal if kind == "normal" else rng.random
+            host = draw(array.shape, np.float32)
+            array.set(host)
+            sides.append((host.T if transposed else host).astype(np.float64))
+        self._exact = sides[0] @ sides[1]
+
+    def error(self, work: Work) -> float:
+        """The relative error of what the work writes to D, which is NaN before."""
+        driver, stream = self._clock.driver, self._clock.stream
+        driver.fill(self.D.pointer, 0xFF, self.D.nbytes, stream)  # all bits set are a NaN
+        work(stream)
+        driver.synchronize_stream(stream)
+        return relative_error(self.D.to_host(), self._exact)
+
+    def free(self) -> None:
+        for array in (self.A, self.B, self.D):
+            self._clock.driver.free(array.pointer)
+
+
+def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) -> dict[str, Contender]:
+    """All ways to the product, by name: the versions from the first to the fastest, `auto`, cuBLAS."""
+    A, B, D, product = operands.A, operands.B, operands.D, operands.product
+    transposed = product.transpose_a, product.transpose_b
+    contenders = {
+        version: Contender(Kernels(library, np.float32, version).gemm(D, A, B, *transposed), "float32")
+        for version in (*GEMM_VERSIONS, "auto")
+    }
+    if cublas is not None:
+        for math in MATHS:
+            contenders[f"cuBLAS {math}"] = Contender(cublas.product(D, A, B, *transposed, math), math)
+    return contenders
+
+
+def compare(
+    operands: Operands, contenders: Mapping[str, Contender], clock: StreamClock, rng: np.random.Generator
+) -> dict[str, Result]:
+    """Check all, then time in turns those that are right."""
+    errors: dict[str, dict[str, float]] = {name: {} for name in contenders}
+    for kind in DATA:
+        operands.fill(kind, rng)
+        for name, contender in contenders.items():
+            errors[name][kind] = operands.error(contender.work)
+    right = [name for name in contenders if is_right(errors[name], contenders[name].math)]
+    times = alternate({name: clock.measure(contenders[name].work) for name in right})
+    return {name: Result(errors[name], times.get(name)) for name in contenders}
+
+
+def is_right(errors: Mapping[str, float], math: str) -> bool:
+    """Whether all errors are within what that arithmetic allows; a NaN is not."""
+    return all(error <= TOLERANCES[math] for error in errors.values())
+
+
+def table(product: Product, results: Mapping[str, Result]) -> str:
+    """One product: a row for each contender."""
+    rows = [_row(product, name, result, results) for name, result in results.items()]
+    formats = ("", ".1f", "", ".1f", ".2f", ".2f", ".1e", ".1e")
+    body = tabulate(rows, headers=HEADERS, floatfmt=formats, missingval="-")
+    return f"{product}\n{body}"
+
+
+def _row(product: Product, name: str, result: Result, results: Mapping[str, Result]) -> dict[str, object]:
+    times = result.times
+    return {
+        "version": name,
+        "us": times.median if times else None,
+        "spread": times.spread if times else "WRONG",
+        "tflops": product.flops / times.median * 1e-6 if times else None,
+        "float32": times_as_fast(result, results.get("cuBLAS float32")),
+        "tf32": times_as_fast(result, results.get("cuBLAS tf32")),
+        "error": result.errors["normal"],
+        "error01": result.errors["[0, 1)"],
+    }
+
+
+def times_as_fast(result: Result, other: Result | None) -> float | None:
+    """The other's time by this one's; None where one of them has none."""
+    if result.times is None or other is None or other.times is None:
+        return None
+    return other.times.median / result.times.median
+
+
+def allowed_error(kind: str, results: Mapping[str, Result]) -> float:
+    """What `auto` promises under float32: 2e-6, or 1.2 times cuBLAS's error on the same data."""
+    rival = results.get("cuBLAS float32")
+    return max(2e-6, 1.2 * rival.errors[kind]) if rival is not None else 2e-6
+
+
+def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
+    """All products: what `auto` takes against cuBLAS, and its errors as parts of the allowed ones."""
+    rows = []
+    for product, results in all_results.items():
+        auto = results["auto"]
+        parts = [auto.errors[kind] / allowed_error(kind, results) for kind in reversed(DATA)]
+        speeds = [times_as_fast(auto, results.get(f"cuBLAS {math}")) for math in MATHS]
+        rows.append([str(product), auto.times.median if auto.times else None, *speeds, *parts])
+    headers = ["auto", *(HEADERS[word] for word in ("us", "float32", "tf32")), "error / allowed", "[0, 1)"]
+    return tabulate(rows, headers=headers, floatfmt=("", ".1f", ".2f", ".2f", ".2f", ".2f"), missingval="-")
+
+
+def measure(
+    products: Sequence[Product], library: KernelLibrary, cublas: Cublas | None
+) -> Iterator[tuple[Product, dict[str, Result]]]:
+    """The results of each product, as soon as they are there."""
+    clock = StreamClock(library.driver, library.driver.create_stream())
+    rng = np.random.default_rng(0)
+    for product in products:
+        operands = Operands(clock, product)
+        yield product, compare(operands, ladder(operands, library, cublas), clock, rng)
+        operands.free()
+
+
+def main(arguments: Sequence[str]) -> int:
+    Parser("gemm.py", __doc__).parse_args(arguments)
+    require_gpu()
+    from pyrt.driver.cuda import CudaDriver
+
+    driver = CudaDriver(0)
+    rival = cublas.find()
+    print(f"Matrix products in float32 on {driver.device_name}; x: times as fast as")
+    print(rival.name if rival else "cuBLAS: not installed: PyTorch or CuPy would bring it", flush=True)
+    library = KernelLibrary(driver)
+    library.compile(Kernels.required(np.float32, "sigmoid", np.uint8))
+    all_results = {}
+    for product, results in measure(PRODUCTS, library, rival):
+        all_results[product] = results
+        print(f"\n{table(product, results)}", flush=True)
+    print(f"\n{summary(all_results)}", flush=True)
+    driver.close()
+    wrong = [
+        f"{name} of {product}"
+        for product, results in all_results.items()
+        for name, result in results.items()
+        if result.times is None
+    ]
+    for what in wrong:
+        print(f"gemm.py: error: wrong result: {what}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    start("gemm.py", main)

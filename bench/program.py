@@ -1,0 +1,52 @@
+"""What the programs of this folder share: one-line errors for people, and the GPU that they need."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pyrt.errors import UserError
+
+
+class WrongResult(UserError):
+    """What was to be timed computes something else."""
+
+    code = 1
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors."""
+
+    def __init__(self, program: str, description: str | None) -> None:
+        super().__init__(
+            prog=program,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Exit with what ``main`` returns of the command line; UserErrors are one line."""
+    try:
+        code = main(sys.argv[1:])
+    except UserError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        code = error.code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def require_gpu() -> None:
+    """UserError where there is no GPU, or not all that its use needs."""
+    from pyrt.devices import usable_gpus  # it loads NumPy, for which an MPI job has an order
+
+    _, missing = usable_gpus()
+    if missing:
+        raise UserError(f"needs an NVIDIA GPU: {missing}")

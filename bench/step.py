@@ -1,0 +1,251 @@
+"""A training step of this project against the same step in PyTorch and JAX, on the same GPUs, in one run.
+
+    python3 bench/step.py                  one GPU, batches of 3000 and of 750
+    mpirun -n 4 python3 bench/step.py      four GPUs, a global batch of 3000
+
+Ours is the loop as `train.py` runs it, data and losses included, first and last: its spread shows what the
+machine did in between. The baselines (bench/baselines) have their samples in GPU memory. Both are checked
+against NumPy first. Rank 0 runs the baselines while the other ranks sleep.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tabulate import tabulate
+
+from bench.program import Parser, require_gpu
+from bench.timing import Times
+from pyrt.errors import UserError
+from pyrt.job import Job, run
+
+if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
+    from bench.baselines.work import Line
+    from nn.options import Options
+    from nn.report import Report
+
+BASELINES = {"PyTorch": "torch_step.py", "JAX": "jax_step.py"}
+MATHS = ("float32", "tf32")
+"""The arithmetic that baselines are timed with; ours is the first."""
+
+DEVICE = "cuda"
+SAMPLES = 60000
+EPOCHS = 12
+WARM_UP = 2
+"""Epochs that do not count."""
+
+TIMEOUT = 300
+"""Seconds that a baseline may take for all that it times."""
+
+_NAP = 0.05
+"""Seconds between two looks of a rank that waits for the baselines."""
+
+
+@dataclass
+class Ours:
+    """Our steps of one batch, in all runs: each epoch's seconds a step, and each run's on the device."""
+
+    wall: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+    machine: str = ""
+
+    def add(self, report: Report, batch: int) -> None:
+        """Take the times of a run.
+
+        An epoch's time ends when its last loss is read. The device's time is that of the phase
+        `batch iteration`, a mean over the run, which rank 0 alone knows.
+        """
+        self.machine = report.environment["devices"][0]
+        steps = -(-SAMPLES // batch)
+        self.wall += [epoch.seconds / steps for epoch in report.epochs[WARM_UP:]]
+        for phase in report.phases:
+            if phase.name == "batch iteration" and phase.device is not None:
+                self.device.append(phase.device / phase.calls)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to take a step: microseconds by the host's clock, and on the device where that is known."""
+
+    what: str
+    math: str
+    times: Times
+    device: float | None = None
+    is_ours: bool = False
+
+
+def our_options(batch: int, steps: int, epochs: int, check: bool = False) -> Options:
+    """So many steps an epoch, no validation between them."""
+    from nn.options import Options
+
+    return Options(
+        batch=batch,
+        samples=batch * steps,
+        epochs=epochs,
+        lr=0.1,
+        val_fraction=0.0,
+        device=DEVICE,
+        check=check,
+    )
+
+
+def run_ours(job: Job, ours: dict[int, Ours]) -> None:
+    """Train some epochs with each batch, as `train.py` does, and add the times. Collective."""
+    from nn.run import run as train
+
+    for batch, times in ours.items():
+        times.add(train(our_options(batch, -(-SAMPLES // batch), EPOCHS), job), batch)
+
+
+def wrong_results(job: Job, batches: Sequence[int]) -> Iterator[str]:
+    """What differs from the NumPy reference after three steps. Collective."""
+    from nn.run import run as train
+
+    for batch in batches:
+        report = train(our_options(batch, 3, 1, check=True), job)
+        if not report.passed:
+            yield f"our step, batch {batch}\n{report.check}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a baseline printed; why nothing more, in a line; whether that is a failure."""
+
+    lines: list[Line]
+    why: str = ""
+    failed: bool = False
+
+
+def run_baseline(framework: str, gpus: int, batches: Sequence[int]) -> Outcome:
+    """Run the program of that framework; it fails unless it ends well or something is missing."""
+    from bench.baselines.work import parse_lines
+
+    program = Path(__file__).parent / "baselines" / BASELINES[framework]
+    words = ["--gpus", gpus, "--batch", *batches, "--math", *MATHS]
+    with _all_cores():
+        process = subprocess.Popen(
+            [sys.executable, program, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends its ranks
+        output, _ = process.communicate()
+        return Outcome(parse_lines(output), f"not done after {TIMEOUT} s", failed=True)
+    lines, code = parse_lines(output), process.returncode
+    if code == 0:
+        return Outcome(lines)
+    return Outcome(lines, reason(errors), failed=code != UserError.code)
+
+
+def reason(errors: str) -> str:
+    """The line of a program's error output that tells most: the last of ours, else the last."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
+    ours = [line for line in lines if ": error: " in line]
+    return ours[-1].split(": error: ", 1)[1] if ours else lines[-1]
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """For children that start within: mpirun may have bound this rank to a core of its own."""
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the system takes those that are allowed
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def _sleep_until_all_are_here(job: Job) -> None:
+    """A barrier for ranks that must not disturb what is measured meanwhile."""
+    request = job.comm.Ibarrier()
+    while not request.Test():
+        time.sleep(_NAP)
+
+
+def rows(ours: Ours, lines: Sequence[Line]) -> list[Row]:
+    """Ours, then the baselines of the same batch."""
+    device = 1e6 * statistics.median(ours.device) if ours.device else None
+    return [
+        Row("this project", MATHS[0], Times.of(ours.wall), device, is_ours=True),
+        *(
+            Row(
+                f"{line.framework} {line.version}, {line.mode}",
+                line.math,
+                Times(line.median_us, line.min_us, line.max_us),
+            )
+            for line in lines
+        ),
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each row; ``x ours``: its time in steps of ours with the same arithmetic."""
+    ours = {row.math: row.times.median for row in rows if row.is_ours}
+    body = [
+        [
+            row.what,
+            row.math,
+            row.times.median,
+            row.times.spread,
+            row.device,
+            row.times.median / ours[row.math] if row.math in ours else None,
+        ]
+        for row in rows
+    ]
+    headers = ["step", "math", "us", "min to max", "device us", "x ours"]
+    return tabulate(body, headers=headers, floatfmt=("", "", ".1f", "", ".1f", ".2f"), missingval="-")
+
+
+def run_baselines(gpus: int, batches: Sequence[int], failures: list[str]) -> list[Line]:
+    """The lines of all baselines; says what is left out, and adds what failed."""
+    lines: list[Line] = []
+    for framework in BASELINES:
+        outcome = run_baseline(framework, gpus, batches)
+        lines += outcome.lines
+        if outcome.failed:
+            failures.append(f"{framework}: {outcome.why}")
+        elif outcome.why:
+            print(f"{framework}: left out: {outcome.why}", flush=True)
+    return lines
+
+
+def main(job: Job) -> int:
+    with job.together():
+        Parser("step.py", __doc__).parse_args(sys.argv[1:])
+        require_gpu()
+    ours = {batch: Ours() for batch in ((3000, 750) if job.size == 1 else (3000,))}
+    lines: list[Line] = []
+    failures = list(wrong_results(job, list(ours)))
+    if not failures:
+        run_ours(job, ours)
+        if job.rank == 0:
+            lines = run_baselines(job.size, list(ours), failures)
+        _sleep_until_all_are_here(job)
+        run_ours(job, ours)
+    if job.rank == 0:
+        for batch, times in ours.items():
+            if times.wall:
+                print(f"\nA step of 784-512-10, batch {batch}, {job.size} x {times.machine}")
+                print(table(rows(times, [line for line in lines if line.batch == batch])), flush=True)
+        for failure in failures:
+            print(f"step.py: error: {failure}", file=sys.stderr)
+    return job.comm.bcast(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,124 @@
+"""bench/baselines: the work, its check, the lines; the steps where a framework is installed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench import timing
+from bench.baselines import jax_step, torch_step, work
+from bench.baselines.work import CHECKED, Line, Task
+from bench.program import WrongResult
+from nn import reference
+from pyrt.errors import UserError
+
+LINE = Line("JAX", "0.11", "tf32", 4, "a GPU", 3000, "epoch scan", 151.2, 150.0, 160.5)
+
+
+@pytest.fixture(scope="module")
+def task():
+    return work.make_task(40, samples=40 * (CHECKED + 1))
+
+
+class Numpy:
+    """A mode that trains with the reference, its gradients times ``factor``."""
+
+    name = "numpy"
+
+    def __init__(self, task, factor=1.0):
+        self._task, self._factor = task, factor
+        self._parameters = task.parameters
+
+    def queue(self, steps):
+        batches = zip(self._task.X[:steps], self._task.labels[:steps], strict=True)
+        rate = work.RATE * self._factor
+        self._parameters = reference.train(
+            self._parameters, batches, "sigmoid", "softmax", work.REG, rate, 0.0
+        )
+
+    def wait(self):
+        pass
+
+    def parameters(self):
+        return self._parameters
+
+
+def test_lines_survive_other_output():
+    text = f'a warning\n{LINE}\n{{"mode": "of something else"}}\n[1]\n{dataclasses.replace(LINE, gpus=1)}\n'
+    assert work.parse_lines(text) == [LINE, dataclasses.replace(LINE, gpus=1)]
+
+
+def test_the_task_is_random_and_splits_evenly(task):
+    assert task.X.shape == (CHECKED + 1, 40, 784)
+    assert 0.4 < task.X.mean() < 0.6
+    assert set(task.labels.ravel()) == set(range(10))
+    assert all(np.abs(array).min() > 0 for array in task.parameters.values())
+    parts = [task.part(rank, 4) for rank in range(4)]
+    np.testing.assert_array_equal(np.concatenate([part.X for part in parts], axis=1), task.X)
+    np.testing.assert_array_equal(np.concatenate([part.labels for part in parts], axis=1), task.labels)
+
+
+def test_check_finds_a_wrong_gradient(task):
+    work.check(Numpy(task), task, "float32")
+    with pytest.raises(WrongResult, match="numpy, float32: W1 is off by"):
+        work.check(Numpy(task, factor=1.01), task, "float32")
+    with pytest.raises(WrongResult):
+        work.check(Numpy(Task(task.X[::-1], task.labels, task.parameters)), task, "tf32")
+
+
+def test_run_prints_a_line_on_one_rank(task, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "WARM_UP", 0)
+    monkeypatch.setattr(work, "ROUND_STEPS", 1)
+    monkeypatch.setattr(work, "ROUNDS", 1)
+    setting = work.Setting("NumPy", "2", "float32", 1, "a CPU")
+    work.run(Numpy(task), task, setting, printing=False)
+    assert capsys.readouterr().out == ""
+    work.run(Numpy(task), task, setting)
+    (line,) = work.parse_lines(capsys.readouterr().out)
+    assert (line.framework, line.mode, line.batch) == ("NumPy", "numpy", 40)
+    assert 0 < line.min_us <= line.median_us <= line.max_us
+
+
+def test_arguments():
+    given = work.parse("x.py", None, ["--gpus", "4", "--batch", "3000", "400", "--math", "tf32"])
+    assert given == work.Arguments(4, [3000, 400], ["tf32"])
+    assert work.parse("x.py", None, []) == work.Arguments(1, [3000], ["float32"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--gpus 0", "--batch 0", "--batch 30000", "--gpus 4 --batch 3001", "--math int8", "--batch x", "what"],
+)
+def test_arguments_that_make_no_sense(arguments):
+    with pytest.raises(UserError):
+        work.parse("x.py", None, arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "name"), [(torch_step, "torch", "PyTorch"), (jax_step, "jax", "JAX")]
+)
+def test_a_missing_framework_is_one_line(module, missing, name, monkeypatch):
+    monkeypatch.setattr(module, missing, None)
+    with pytest.raises(UserError, match=f"^{name} is not installed$"):
+        module.main([])
+
+
+def test_torch_steps_on_the_cpu(task):
+    torch = pytest.importorskip("torch")
+    place = torch_step.Place(0, 1, torch.device("cpu"))
+    work.check(torch_step.Eager(task, place), task, "float32")
+    step = torch_step.Step(task, place)
+    for batch in range(CHECKED):
+        step.run(batch)
+    mode = Numpy(task)
+    mode.queue, mode.parameters = lambda steps: None, step.parameters
+    work.check(mode, task, "float32")
+
+
+def test_jax_steps_on_the_cpu(task):
+    jax = pytest.importorskip("jax")
+    placed = jax_step.Placed(task, jax.devices("cpu")[:1])
+    for mode in (jax_step.JitStep(placed), jax_step.EpochScan(placed, task.batches)):
+        work.check(mode, task, "float32")
+        mode.queue(task.batches)
+        mode.wait()
