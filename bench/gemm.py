@@ -20,7 +20,7 @@ from bench import cublas
 from bench.cublas import MATHS, Cublas
 from bench.program import Parser, require_gpu, start
 from bench.timing import StreamClock, Times, Work, alternate
-from nn.launches import GEMM_VERSIONS, Kernels
+from nn.launches import GEMM_VERSIONS, PLAIN_GEMM_VERSIONS, Kernels
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 
@@ -237,7 +237,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"Matrix products in float32 on {driver.device_name}; x: times as fast as")
     print(rival.name if rival else "cuBLAS: not installed: PyTorch or CuPy would bring it", flush=True)
     library = KernelLibrary(driver)
-    library.compile(Kernels.required(np.float32, "sigmoid", np.uint8))
+    for version in (PLAIN_GEMM_VERSIONS[-1], "auto"):
+        library.compile(Kernels(library, np.float32, version).required("sigmoid", np.uint8))
     all_results = {}
     for product, results in measure(PRODUCTS, library, rival):
         all_results[product] = results

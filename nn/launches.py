@@ -10,11 +10,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pyrt.kernels import Constants, KernelLibrary, Launch
+from nn.tensor_cores import TERMS, TensorCores, Terms
+from pyrt.kernels import Constants, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
-GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
-"""The versions of the matrix product, from the first to the fastest."""
+PLAIN_GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
+"""Versions of the matrix product that every device runs, in both dtypes, from the first to the fastest."""
+
+GEMM_VERSIONS = (*PLAIN_GEMM_VERSIONS, "wgmma")
+"""All versions; the tensor cores' is for float32, and for devices of `TENSOR_ARCHITECTURES`."""
+
+TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
 
 Grid = tuple[int, ...]
 Block = tuple[int, ...]
@@ -32,37 +38,39 @@ _MAX_LINE_BLOCKS = 4096  # more than any GPU runs at once; the kernels stride ov
 _MAX_GRID_Y = 65535
 
 
-def _blocks(size: int, tile: int) -> int:
-    """Tiles that cover ``size``; at least one, since no grid may be empty."""
-    return max(1, -(-size // tile))
+def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
+    """The version of the matrix product that is fastest for numbers of this dtype on this architecture."""
+    if np.dtype(dtype) == np.float32 and architecture == "sm_90a":
+        return "wgmma"
+    return PLAIN_GEMM_VERSIONS[-1]
 
 
 def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
     """Grid and block of a version of the matrix product for an M x N result."""
     rows, columns = _GEMM_TILES[version]
-    return (_blocks(M, rows), _blocks(N, columns)), _GEMM_BLOCKS[version]
+    return (blocks(M, rows), blocks(N, columns)), _GEMM_BLOCKS[version]
 
 
 def plane_shape(rows: int, columns: int) -> tuple[Grid, Block]:
     """Grid and block of a kernel with a thread for each element of a matrix."""
     across, down = _PLANE_BLOCK
-    return (_blocks(rows, down), min(_blocks(columns, across), _MAX_GRID_Y)), _PLANE_BLOCK
+    return (blocks(rows, down), min(blocks(columns, across), _MAX_GRID_Y)), _PLANE_BLOCK
 
 
 def line_shape(size: int) -> tuple[Grid, Block]:
     """Grid and block of a kernel with a thread for each element of a flat array."""
-    return (min(_blocks(size, _LINE_BLOCK[0]), _MAX_LINE_BLOCKS),), _LINE_BLOCK
+    return (min(blocks(size, _LINE_BLOCK[0]), _MAX_LINE_BLOCKS),), _LINE_BLOCK
 
 
 def head_shape(rows: int) -> tuple[Grid, Block]:
     """Grid and block of a kernel with a warp for each row."""
-    return (_blocks(rows, _HEAD_BLOCK[1]),), _HEAD_BLOCK
+    return (blocks(rows, _HEAD_BLOCK[1]),), _HEAD_BLOCK
 
 
 def column_sums_shape(columns: int) -> tuple[Grid, Block]:
     """Grid and block of the column sums; few columns leave more threads to share the rows of each."""
     width = min(1 << max(columns - 1, 0).bit_length(), _COLUMN_SUM_WIDTH)
-    return (_blocks(columns, width),), (width, _COLUMN_SUM_THREADS // width)
+    return (blocks(columns, width),), (width, _COLUMN_SUM_THREADS // width)
 
 
 class Kernels:
@@ -72,27 +80,35 @@ class Kernels:
     ----------
     library: where the kernels come from
     dtype: float32 or float64, of all numbers
-    gemm: ``auto`` (the fastest) or one of `GEMM_VERSIONS`
+    gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
+    math: the accuracy of ``wgmma``, one of `nn.tensor_cores.TERMS`
 
     Every method returns a `Launch`; shapes that do not fit raise ValueError.
     """
 
-    def __init__(self, library: KernelLibrary, dtype: DTypeLike, gemm: str = "auto") -> None:
+    def __init__(
+        self, library: KernelLibrary, dtype: DTypeLike, gemm: str = "auto", math: str = "float32"
+    ) -> None:
         if gemm not in ("auto", *GEMM_VERSIONS):
             raise ValueError(f"gemm is auto, {', '.join(GEMM_VERSIONS)}, not {gemm!r}")
         self.library = library
         self.real = _REALS[np.dtype(dtype)]
-        self.gemm_version = GEMM_VERSIONS[-1] if gemm == "auto" else gemm
+        self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
+        self.terms = TERMS[math]
+        self._tensor_cores = TensorCores(library)
 
-    @staticmethod
-    def required(dtype: DTypeLike, activation: str, pixel: DTypeLike) -> list[tuple[str, Constants]]:
+    def required(self, activation: str, pixel: DTypeLike) -> list[tuple[str, Constants]]:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
         ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W.
         """
-        real = _REALS[np.dtype(dtype)]
+        real = self.real
+        file, more = "gemm", {}
+        if self.gemm_version == "wgmma":
+            file, more = "gemm_wgmma", {"TERMS": f"{self.terms}{self.terms}", "ACTIVATION": "identity"}
         products: list[tuple[str, Constants]] = [
-            ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
+            (file, {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b, **more})
+            for a, b in ((0, 1), (1, 0), (0, 0))
         ]
         return [
             *products,
@@ -127,6 +143,13 @@ class Kernels:
             )
         if C is None:
             C = D
+        if self.gemm_version == "wgmma":
+            terms_a, terms_b = (Terms.empty(self.library.driver, self.terms, *X.shape) for X in (A, B))
+            split = self._tensor_cores.split((A, terms_a), (B, terms_b))
+            multiply = self._tensor_cores.multiply(
+                D, terms_a, terms_b, transpose_a, transpose_b, alpha, beta, C
+            )
+            return in_order([split, *multiply])
         kernel = self.library.kernel(
             "gemm",
             f"gemm_{self.gemm_version}",

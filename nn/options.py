@@ -17,11 +17,14 @@ import numpy as np
 from nn.data.files import shown
 from nn.launches import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
+from nn.tensor_cores import TERMS
 from pyrt import devices, exchange
 from pyrt.errors import UserError
 
-TOLERANCES = {"float32": 1e-4, "float64": 1e-11}
-"""Relative max norm up to which ``--check`` calls parameters equal, by dtype."""
+DTYPES = ("float32", "float64")
+
+TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 1e-2, "bf16": 0.5}
+"""Relative max norm up to which ``--check`` calls parameters equal, by dtype, in float32 by ``--math``."""
 
 
 def _option(default: Any, help: str, metavar: str | None = None, choices: Sequence[str] = ()) -> Any:
@@ -40,7 +43,7 @@ class Options:
     epochs: int = _option(70, "passes over the training samples", "N")
     lr: float = _option(1.0, "learning rate", "X")
     momentum: float = _option(0.0, "of the gradient descent", "X")
-    dtype: str = _option("float32", "of all arithmetic", choices=tuple(TOLERANCES))
+    dtype: str = _option("float32", "of all arithmetic", choices=DTYPES)
     device: str = _option("auto", "auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES)
     sanitize: bool = _option(False, "on the emulated device: check accesses, races, barriers and copies")
     order_seed: int | None = _option(
@@ -63,9 +66,14 @@ class Options:
     )
     check: bool = _option(False, "train the NumPy reference too and compare the parameters")
     tolerance: float | None = _option(
-        None, "of --check, relative max norm (1e-4 in float32, 1e-11 in float64)", "X"
+        None, "of --check, relative max norm (1e-4; 1e-11 in float64; 1e-2, 0.5 with --math tf32, bf16)", "X"
     )
     gemm: str = _option("auto", "version of the matrix product on a GPU", choices=("auto", *GEMM_VERSIONS))
+    math: str = _option(
+        "float32",
+        "accuracy of --gemm wgmma: float32's, or operands of 16 (tf32) or 8 bits",
+        choices=tuple(TERMS),
+    )
     exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
     print_every: int | None = _option(None, "print the loss every N steps", "N")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
@@ -111,12 +119,15 @@ class Options:
             raise UserError("--save, --json, --predictions: name a file of its own for each")
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
+        if self.dtype == "float64" and (self.math != "float32" or self.gemm == "wgmma"):
+            raise UserError("--dtype float64: its products are plain ones: leave out --math, --gemm wgmma")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
 
     @property
     def check_tolerance(self) -> float:
-        return self.tolerance if self.tolerance is not None else TOLERANCES[self.dtype]
+        accuracy = self.math if self.dtype == "float32" else self.dtype
+        return self.tolerance if self.tolerance is not None else TOLERANCES[accuracy]
 
     def as_json(self) -> dict[str, Any]:
         """All options in types that JSON has."""

@@ -16,7 +16,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.launches import Kernels
+from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.model import Model
 from nn.options import Options
 from nn.plan import share
@@ -105,11 +105,21 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: 
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
     if not driver.has_kernels:
         return None
-    library = KernelLibrary(driver)
+    with job.together():
+        _require_gemm(options, driver)
+        kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
-            library.compile(Kernels.required(options.dtype, options.activation, pixel))
-    return Kernels(library, options.dtype, options.gemm)
+            kernels.library.compile(kernels.required(options.activation, pixel))
+    return kernels
+
+
+def _require_gemm(options: Options, driver: Driver) -> None:
+    if options.gemm == "wgmma" and driver.architecture not in TENSOR_ARCHITECTURES:
+        raise UserError(
+            f"--gemm wgmma: {driver.device_name} ({driver.architecture}) has no such tensor cores: "
+            "use --gemm auto"
+        )
 
 
 def _require_finite(scores: Scores | None) -> None:

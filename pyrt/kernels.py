@@ -1,8 +1,10 @@
 """From a ``.cu`` file to a launch: constants, includes, the compile cache, arguments checked once.
 
-A kernel file declares its compile-time constants and their values in one line::
+A kernel file declares its compile-time constants and their values in a line, or in several where not all
+go together, and the architectures that it is for, where it is not for all::
 
     // constants: REAL=float|double TRANSPOSE_A=0|1
+    // architectures: sm_80 sm_90a
 
 and its kernels as ``extern "C" __global__ void name(...)``. The parameter list is read from the source,
 so that the arguments of a launch are checked against it, once, and packed once.
@@ -33,11 +35,14 @@ Argument = DeviceArray | int | float | None
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.MULTILINE)
 _CONSTANTS = re.compile(r"^// constants:(.*)$", re.MULTILINE)
+_ARCHITECTURES = re.compile(r"^// architectures:(.*)$", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
 _TYPEDEF = re.compile(r"\btypedef\s+(\w+(?: \w+)*)\s+(\w+)\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _SCALARS = {"int": "i", "float": "f", "double": "d"}
 _POINTEES: dict[str, np.dtype] = {
+    "TensorMap": np.dtype(np.uint8),
+    "unsigned short": np.dtype(np.uint16),
     "int": np.dtype(np.int32),
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
@@ -75,26 +80,34 @@ def find(name: str, directories: Sequence[Path]) -> Path:
     raise UserError(f"no kernel file {name} in {', '.join(map(str, directories))}")
 
 
-def declared_constants(source: str) -> dict[str, list[str]]:
-    """The constants that a kernel file declares, each with the values it may take."""
-    match = _CONSTANTS.search(source)
-    if match is None:
-        return {}
-    return {name: values.split("|") for name, values in (item.split("=") for item in match[1].split())}
+def declared_constants(source: str) -> list[dict[str, list[str]]]:
+    """The constants that a kernel file declares, line by line, each with the values it may take."""
+    lines = [match[1].split() for match in _CONSTANTS.finditer(source)]
+    return [
+        {name: values.split("|") for name, values in (item.split("=") for item in line)} for line in lines
+    ]
+
+
+def architectures(source: str) -> list[str] | None:
+    """The architectures that a kernel file is for; None: all."""
+    match = _ARCHITECTURES.search(source)
+    return match[1].split() if match else None
 
 
 def all_constants(source: str) -> list[dict[str, str]]:
     """Every combination of the declared constants."""
-    declared = declared_constants(source)
-    return [dict(zip(declared, values, strict=True)) for values in itertools.product(*declared.values())]
+    return [
+        dict(zip(line, values, strict=True))
+        for line in declared_constants(source) or [{}]
+        for values in itertools.product(*line.values())
+    ]
 
 
 def with_constants(source: str, constants: Constants) -> str:
     """The source with a value for each declared constant; ValueError for missing or unknown ones."""
-    declared = declared_constants(source)
     given = {name: str(value) for name, value in constants.items()}
-    if given.keys() != declared.keys() or any(given[name] not in declared[name] for name in given):
-        raise ValueError(f"constants {given} are not of the declared {declared}")
+    if given not in all_constants(source):
+        raise ValueError(f"constants {given} are not of the declared {declared_constants(source)}")
     return "".join(f"#define {name} {value}\n" for name, value in given.items()) + source
 
 
@@ -135,6 +148,11 @@ def _parameter(text: str, types: Mapping[str, str]) -> Parameter:
     return Parameter(name, _SCALARS[base])
 
 
+def blocks(size: int, tile: int) -> int:
+    """Blocks that cover ``size`` with ``tile`` each; at least one, since no grid may be empty."""
+    return max(1, -(-size // tile))
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel with its launch shape and arguments, ready to be queued on a stream any number of times."""
@@ -144,6 +162,19 @@ class Launch:
 
     def __call__(self, stream: StreamHandle) -> None:
         self.call(stream)
+
+
+def in_order(launches: Sequence[Launch]) -> Launch:
+    """Several launches as one, under the name of the first."""
+    if len(launches) == 1:
+        return launches[0]
+    calls = [launch.call for launch in launches]
+
+    def call(stream: StreamHandle) -> None:
+        for one in calls:
+            one(stream)
+
+    return Launch(launches[0].name, call)
 
 
 @dataclass(frozen=True)

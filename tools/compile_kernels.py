@@ -1,4 +1,4 @@
-"""Compile every kernel for every architecture under every combination of its constants; needs nvcc, no GPU.
+"""Compile every kernel for all its architectures under every combination of its constants; needs no GPU.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
-from pyrt.kernels import KERNELS, all_constants, flatten, with_constants
+from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_constants
 
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
 
 
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         (file, constants, architecture)
         for file in files
         for constants in all_constants(flatten(file, [KERNELS]))
-        for architecture in ARCHITECTURES
+        for architecture in architectures(file.read_text()) or ARCHITECTURES
     ]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = list(pool.map(lambda job: compile_one(*job), jobs))
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
             {
                 "file": file.name,
                 "variants": len({result.variant for result in of_file}),
-                "architectures": " ".join(ARCHITECTURES),
+                "architectures": " ".join(dict.fromkeys(result.architecture for result in of_file)),
                 "registers": max(result.registers for result in of_file),
                 "spilled bytes": max(result.spilled for result in of_file),
                 "failed": f"{failed} of {len(of_file)}" if failed else "-",

@@ -19,6 +19,9 @@ ModuleHandle = Any
 FunctionHandle = Any
 Shape3 = tuple[int, int, int]
 
+TENSOR_MAP_BYTES = 128
+"""Bytes of what `Driver.tensor_map` gives; a kernel takes a pointer to it, ``const TensorMap *``."""
+
 
 class Driver(Protocol):
     """One rank's device."""
@@ -28,7 +31,7 @@ class Driver(Protocol):
     device_name: str
     """The device in words, for people."""
     architecture: str
-    """What kernels are compiled for (``sm_90``, ``emulated``); empty where there are no kernels."""
+    """What kernels are compiled for (``sm_80``, ``sm_90a``, ``emulated``); empty without kernels."""
     has_kernels: bool
     """Whether modules can be loaded; where not, host views of the memory serve NumPy instead."""
     multiprocessors: int
@@ -130,6 +133,20 @@ class Driver(Protocol):
         """
 
     # kernels
+    def tensor_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int, int, int],
+    ) -> bytes:
+        """How kernels find boxes of an array of four dimensions of bf16: 128 bytes, for kernels/tma.cuh.
+
+        ``sizes`` and ``box`` in elements, the dimension that is contiguous first; ``strides`` in bytes, of
+        the other three, multiples of 16, as the pointer is. In shared memory a box has rows of 128 bytes,
+        their 16-byte chunks permuted. On a GPU from sm_90 on.
+        """
+
     def compile(self, source: str, cache_dir: str) -> None:
         """Put the compiled source into the cache, whole or not at all; thread-safe."""
 

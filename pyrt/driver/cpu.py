@@ -115,6 +115,15 @@ class CpuDriver:
     def record_in_graph(self, event: _Event, stream: None) -> NoReturn:
         raise RuntimeError("the cpu device has no graphs")
 
+    def tensor_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int, int, int],
+    ) -> NoReturn:
+        raise RuntimeError("the cpu device runs no kernels")
+
     def compile(self, source: str, cache_dir: str) -> NoReturn:
         raise RuntimeError("the cpu device runs no kernels")
 

@@ -7,6 +7,7 @@ popped at exit on every way out, else pycuda aborts the interpreter.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import os
 import shutil
@@ -20,7 +21,7 @@ import pycuda.compiler
 import pycuda.driver as cuda
 from cuda.bindings import driver as bindings
 
-from pyrt.driver import Shape3
+from pyrt.driver import TENSOR_MAP_BYTES, Shape3
 from pyrt.errors import UserError
 
 
@@ -72,7 +73,9 @@ class CudaDriver:
         cuda.init()
         device = cuda.Device(index)
         self.device_name = device.name()
-        self.architecture = "sm_{}{}".format(*device.compute_capability())
+        capability = device.compute_capability()
+        # The "a" brings what is this architecture's alone: wgmma, the sharing out of registers.
+        self.architecture = "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
         attribute = cuda.device_attribute
         self.multiprocessors = device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared_memory = device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
@@ -205,6 +208,29 @@ class CudaDriver:
     def record_in_graph(self, event: _Event, stream: cuda.Stream) -> None:
         flag = int(bindings.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
         _call(bindings.cuEventRecordWithFlags, event.handle, stream.handle, flag)
+
+    def tensor_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int, int, int],
+    ) -> bytes:
+        tensor_map = _call(
+            bindings.cuTensorMapEncodeTiled,
+            bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            pointer,
+            [bindings.cuuint64_t(size) for size in sizes],
+            [bindings.cuuint64_t(stride) for stride in strides],
+            [bindings.cuuint32_t(size) for size in box],
+            [bindings.cuuint32_t(1)] * len(sizes),
+            bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            bindings.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            bindings.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
     def compile(self, source: str, cache_dir: str) -> None:
         # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever.

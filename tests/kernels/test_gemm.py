@@ -1,9 +1,11 @@
 """gemm.cu: every version against NumPy's float64 product."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from nn.launches import GEMM_VERSIONS, Kernels
+from nn.launches import PLAIN_GEMM_VERSIONS, TENSOR_ARCHITECTURES, Kernels
 
 SHAPES = [
     (1, 1, 1),
@@ -38,9 +40,24 @@ NETWORK = [
 ]
 
 
-@pytest.fixture(params=GEMM_VERSIONS)
-def gemm(request, library, dtype):
-    return Kernels(library, dtype, request.param).gemm
+VERSIONS = [*itertools.product(PLAIN_GEMM_VERSIONS, ("float32", "float64")), ("wgmma", "float32")]
+
+
+@pytest.fixture(params=VERSIONS, ids="-".join)
+def version_and_dtype(request, driver):
+    if request.param[0] == "wgmma" and driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    return request.param
+
+
+@pytest.fixture
+def dtype(version_and_dtype):
+    return np.dtype(version_and_dtype[1])
+
+
+@pytest.fixture
+def gemm(version_and_dtype, library, dtype):
+    return Kernels(library, dtype, version_and_dtype[0]).gemm
 
 
 def operand(rng, rows, columns, transposed, dtype):
@@ -150,15 +167,15 @@ def test_infinity_stays_in_its_row(gemm, device, rng, dtype):
     D = device.poisoned((M, N), dtype)
     device.run(gemm(D, device.array(A), device.array(B)))
     finite = np.isfinite(D.to_host())
-    assert np.all(D.to_host()[7] == np.inf) and np.all(np.delete(finite, 7, axis=0))
+    assert not finite[7].any() and finite.sum() == finite.size - N
+    if gemm.__self__.gemm_version != "wgmma":  # there infinity meets terms of both signs: some of it is NaN
+        assert np.all(D.to_host()[7] == np.inf)
 
 
-@pytest.mark.parametrize("version", GEMM_VERSIONS)
-def test_no_terms(library, device, real, dtype, version):
+def test_no_terms(gemm, device, dtype):
     """K == 0, the weight gradient of a rank without samples: beta C, or zeros without reading C."""
-    kernel = library.kernel("gemm", f"gemm_{version}", REAL=real, TRANSPOSE_A=1, TRANSPOSE_B=0)
-    block = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}[version]
+    A, B = (device.array(np.empty((0, size), dtype)) for size in (5, 3))
     C, D = device.array(np.full((5, 3), 2, dtype)), device.poisoned((5, 3), dtype)
-    for beta, C_or_none, expected in ((0.5, C, 1), (0.0, None, 0)):
-        device.run(kernel.bind((1, 1), block, 5, 3, 0, 1.0, None, 5, None, 3, beta, C_or_none, 3, D, 3))
+    for beta, given, expected in ((0.5, C, 1), (0.0, None, 0)):
+        device.run(gemm(D, A, B, transpose_a=True, beta=beta, C=given))
         assert np.all(D.to_host() == expected)

@@ -1,12 +1,13 @@
 """Launch shapes and the checks of shapes; needs no GPU."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nn.launches import (
-    GEMM_VERSIONS,
+    PLAIN_GEMM_VERSIONS,
     Kernels,
     column_sums_shape,
     gemm_shape,
@@ -17,6 +18,9 @@ from nn.launches import (
 from pyrt.kernels import KERNELS, all_constants
 from pyrt.memory import DeviceArray
 
+NO_KERNELS = SimpleNamespace(driver=SimpleNamespace(architecture="sm_80"))
+"""In the place of a library from which nothing is loaded."""
+
 SIZES = [0, 1, 2, 7, 8, 9, 31, 32, 33, 64, 65, 1000, 60000]
 
 
@@ -25,7 +29,7 @@ def array(*shape, ld=None, dtype=np.float32):
     return DeviceArray(None, 0, shape, np.dtype(dtype), ld or shape[-1])
 
 
-@pytest.mark.parametrize("version", GEMM_VERSIONS)
+@pytest.mark.parametrize("version", PLAIN_GEMM_VERSIONS)
 def test_gemm_shape_covers_the_result(version):
     tile = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}[version]
     threads = {"naive": 256, "shared": 1024, "register": 64, "tiled": 128}[version]
@@ -51,17 +55,17 @@ def test_column_sums_shape(columns, width, blocks):
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
-def test_required_are_declared(dtype, activation, pixel):
-    for file, constants in Kernels.required(dtype, activation, pixel):
+@pytest.mark.parametrize("gemm, dtype", [("tiled", np.float32), ("tiled", np.float64), ("wgmma", np.float32)])
+def test_required_are_declared(dtype, activation, pixel, gemm):
+    for file, constants in Kernels(NO_KERNELS, dtype, gemm).required(activation, pixel):
         declared = all_constants((KERNELS / f"{file}.cu").read_text())
         assert {name: str(value) for name, value in constants.items()} in declared
 
 
 def test_unknown_gemm():
-    with pytest.raises(ValueError, match="tiled, not 'fast'"):
-        Kernels(None, np.float32, "fast")
+    with pytest.raises(ValueError, match="wgmma, not 'fast'"):
+        Kernels(NO_KERNELS, np.float32, "fast")
 
 
 @pytest.mark.parametrize(
@@ -88,4 +92,4 @@ def test_unknown_gemm():
 )
 def test_shapes_that_do_not_fit(call):
     with pytest.raises(ValueError, match=r"\(\d+,"):
-        call(Kernels(None, np.float32))
+        call(Kernels(NO_KERNELS, np.float32))

@@ -17,11 +17,15 @@ from pyrt.kernels import (
     KERNELS,
     Kernel,
     KernelLibrary,
+    Launch,
     Parameter,
     all_constants,
+    architectures,
+    blocks,
     declared_constants,
     find,
     flatten,
+    in_order,
     parse_kernels,
     with_constants,
 )
@@ -101,8 +105,8 @@ class TestConstants:
     SOURCE = "// A kernel.\n// constants: REAL=float|double WIDE=0|1\n\nint x;\n"
 
     def test_are_declared_in_a_line_of_the_source(self) -> None:
-        assert declared_constants(self.SOURCE) == {"REAL": ["float", "double"], "WIDE": ["0", "1"]}
-        assert declared_constants("int x; // no constants:\n") == {}
+        assert declared_constants(self.SOURCE) == [{"REAL": ["float", "double"], "WIDE": ["0", "1"]}]
+        assert declared_constants("int x; // no constants:\n") == []
 
     def test_all_combinations(self) -> None:
         assert all_constants(self.SOURCE) == [
@@ -112,6 +116,17 @@ class TestConstants:
             {"REAL": "double", "WIDE": "1"},
         ]
         assert all_constants("int x;") == [{}]
+
+    def test_lines_whose_constants_do_not_go_together(self) -> None:
+        source = "// constants: A=0|1 B=0\n// constants: A=0 B=1\n"
+        wanted = [{"A": "0", "B": "0"}, {"A": "1", "B": "0"}, {"A": "0", "B": "1"}]
+        assert all_constants(source) == wanted
+        with pytest.raises(ValueError, match="are not of the declared"):
+            with_constants(source, {"A": 1, "B": 1})
+
+    def test_architectures(self) -> None:
+        assert architectures("// architectures: sm_80 sm_90a\n") == ["sm_80", "sm_90a"]
+        assert architectures(self.SOURCE) is None
 
     def test_are_defined_in_front_of_the_source(self) -> None:
         source = with_constants(self.SOURCE, {"REAL": "double", "WIDE": 1})
@@ -359,3 +374,18 @@ def test_nvcc_names_the_file_and_line_of_a_mistake(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert re.search(r'wrong\.cu\(7\): error: identifier "undefined_in_line_7"', said), said
     assert re.search(r'wrong\.cuh\(2\): error: identifier "undefined_in_line_2"', said), said
+
+
+@pytest.mark.parametrize(("size", "tile", "count"), [(0, 8, 1), (1, 8, 1), (8, 8, 1), (9, 8, 2), (17, 1, 17)])
+def test_blocks_cover_and_no_grid_is_empty(size: int, tile: int, count: int) -> None:
+    assert blocks(size, tile) == count
+
+
+def test_launches_in_order_are_one_launch() -> None:
+    seen: list[tuple[str, object]] = []
+    launches = [Launch(name, lambda stream, name=name: seen.append((name, stream))) for name in "abc"]
+    together = in_order(launches)
+    together("stream")
+    assert together.name == "a"
+    assert seen == [("a", "stream"), ("b", "stream"), ("c", "stream")]
+    assert in_order(launches[:1]) is launches[0]

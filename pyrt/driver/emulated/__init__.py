@@ -16,7 +16,7 @@ from random import Random
 
 import numpy as np
 
-from pyrt.driver import Shape3
+from pyrt.driver import TENSOR_MAP_BYTES, Shape3
 from pyrt.driver.emulated import compile, sharing
 from pyrt.driver.emulated.graphs import Capture
 from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
@@ -249,6 +249,16 @@ class EmulatedDriver:
             capture.fail(what)
 
     # kernels
+
+    def tensor_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int, int, int],
+    ) -> bytes:
+        # As TensorMap of kernels/tma.cuh.
+        return struct.pack("P4q3q4ii", pointer, *sizes, *strides, *box, 2).ljust(TENSOR_MAP_BYTES, b"\0")
 
     def compile(self, source: str, cache_dir: str) -> None:
         compile.kernel_library(source, cache_dir, self._sanitize)

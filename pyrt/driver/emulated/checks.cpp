@@ -9,8 +9,9 @@
 // - an access before the block's barrier last opened is past for all of the block,
 // - one before this thread last met its warp is past for it, if the other is of that warp,
 // - one of another block is past if a fence was passed between it and the last time that this block read
-//   something atomically (volatile loads count): the one has released, the other acquired. Who released what
-//   to whom is not followed, so that a fence of a third block may hide a race.
+//   something atomically (volatile loads count), one of the same block if between it and the last time that
+//   this thread did: the one has released, the other acquired. Who released what to whom is not followed, so
+//   that a fence of a third party may hide a race.
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -156,7 +157,7 @@ static bool is_unordered(const Record &past, unsigned bytes, bool atomic, const 
     const uint32_t other = (past.thread - block.first_thread) % THREADS;
     if (other >= block.threads.size())
         return past.time >= block.acquired;
-    if (past.time < block.opened)
+    if (past.time < block.opened || past.time < self.acquired)
         return false;
     return int(other / WARP) != self.number / WARP || past.time >= self.met;
 }
@@ -253,7 +254,7 @@ void atomic_access(const volatile void *address, int size, Access access, const 
 {
     check(address, {access, true, size_t(size), code});
     if (access != Access::write)
-        running->block->acquired = time_now;
+        running->acquired = running->block->acquired = time_now;
 }
 
 static void plain_access(const void *address, size_t size, Access access, const void *code)

@@ -44,6 +44,7 @@
     inline name##4 make_##name##4(element x, element y, element z, element w) { return {x, y, z, w}; }
 
 EMULATED_VECTORS(uchar, unsigned char, 2, 4)
+EMULATED_VECTORS(ushort, unsigned short, 4, 8)
 EMULATED_VECTORS(int, int, 8, 16)
 EMULATED_VECTORS(uint, unsigned, 8, 16)
 EMULATED_VECTORS(float, float, 8, 16)
@@ -297,18 +298,20 @@ __forceinline__ int __popc(unsigned x) { return __builtin_popcount(x); }
 __forceinline__ int __ffs(int x) { return __builtin_ffs(x); }
 __forceinline__ int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 
-__forceinline__ int __float_as_int(float x)
+__forceinline__ unsigned __float_as_uint(float x)
 {
-    int bits;
+    unsigned bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
-__forceinline__ float __int_as_float(int bits)
+__forceinline__ float __uint_as_float(unsigned bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+__forceinline__ int __float_as_int(float x) { return __float_as_uint(x); }
+__forceinline__ float __int_as_float(int bits) { return __uint_as_float(bits); }
 
 // ---------------------------------------------------------------------------------------------------------
 // For twins of inline PTX, and for what the compile step writes

@@ -48,6 +48,7 @@ struct Thread {
     unsigned mask = 0;           // of lanes that it waits for
     uint64_t value = 0;          // that it gives them
     uint32_t met = 0;            // when it last met lanes of its warp
+    uint32_t acquired = 0;       // when it last read what another thread may have released
 };
 
 // Storage of the __shared__ variables of a block: found by declaration, made when a thread first meets it.

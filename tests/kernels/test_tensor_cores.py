@@ -1,0 +1,285 @@
+"""Tensor cores: the device functions of tma.cuh and wgmma.cuh one by one, terms, and the choice of tiles.
+
+On a GPU these tests run the instructions, on the emulated device their twins: the same code against NumPy.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
+from nn.tensor_cores import TensorCores, Terms, Tiling, choose_tiling, products
+from pyrt.driver import Driver
+from pyrt.kernels import KERNELS, KernelLibrary
+
+H100 = {"multiprocessors": 132, "shared_memory": 232448}
+
+SOURCE = r"""
+// constants: REAL=float TRANSPOSE_A=0|1 TRANSPOSE_B=0|1
+#include "common.cuh"
+#include "bfloat16.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+// Copies a box into shared memory, and the bytes of it as they lie there to `out`.
+extern "C" __global__ void box(const TensorMap *map, int x, int y, int z, int bytes, unsigned char *out)
+{
+    extern __shared__ __align__(1024) unsigned char tile[];
+    __shared__ Barrier barrier;
+    if (threadIdx.x == 0) {
+        init_barrier(&barrier, 1);
+        fence_barrier_init();
+    }
+    __syncthreads();
+    for (int round = 0; round < 3; round++) {  // the barrier's phases follow one another
+        if (threadIdx.x == 0) {
+            arrive_and_expect(&barrier, bytes);
+            copy_box(tile, map, x, y, z, &barrier);
+        }
+        wait(&barrier, round & 1);
+        for (int i = threadIdx.x; i < bytes; i += blockDim.x)
+            out[i] = tile[swizzled(i)];
+        __syncthreads();
+    }
+}
+
+// D (64 x 128) = (A B' twice, the second time added to the first) of tiles A (64 x 64) and B (128 x 64).
+extern "C" __global__ void __launch_bounds__(128)
+tile_product(const TensorMap *A, const TensorMap *B, real *D)
+{
+    extern __shared__ __align__(1024) bfloat16 tiles[];
+    __shared__ Barrier barrier;
+    if (threadIdx.x == 0) {
+        init_barrier(&barrier, 1);
+        fence_barrier_init();
+        arrive_and_expect(&barrier, (64 + 128) * 64 * 2);
+        copy_box(tiles, A, 0, 0, 0, &barrier);
+        copy_box(tiles + 64 * 64, B, 0, 0, 0, &barrier);
+    }
+    __syncthreads();
+    wait(&barrier, 0);
+    real d[64];
+    begin_products(d);
+    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B>(d, tiles, tiles + 64 * 64, false);
+    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B>(d, tiles, tiles + 64 * 64, true);
+    end_products();
+    wait_for_products<0>(d);
+    for (int i = 0; i < 64; i++)
+        D[product_row(i) * 128 + product_column(i)] = d[i];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def mine(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    if driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "mine.cu").write_text(SOURCE)
+    return KernelLibrary(driver, [folder, KERNELS])
+
+
+@pytest.fixture
+def cores(library: KernelLibrary) -> TensorCores:
+    if library.driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    return TensorCores(library)
+
+
+def to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The bits of the nearest bf16 of float32 numbers."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def to_float(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def terms_of(device, x, count, cores):
+    """The terms of a host array on the device."""
+    array = device.array(x)
+    terms = Terms.empty(device.driver, count, *x.shape)
+    device.arrays.append(terms.array)
+    device.run(cores.split((array, terms)))
+    return terms
+
+
+def bits_of(terms: Terms) -> np.ndarray:
+    """(count, rows, columns) of bits."""
+    return terms.array.to_host().reshape(terms.count, terms.rows, terms.ld)[:, :, : terms.columns]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("corner", [(0, 0, 0), (64, 16, 1), (96, 40, 2), (-8, -3, 1)])
+def test_a_box_comes_with_its_chunks_permuted_and_zeros_outside(mine, device, rng, corner):
+    array = rng.integers(1, 2**15, (2, 3, 50, 136)).astype(np.uint16)  # contiguous dimension last
+    there = device.array(array.reshape(-1))
+    sizes, strides = (120, 50, 3, 2), (136 * 2, 50 * 136 * 2, 3 * 50 * 136 * 2)
+    box = (64, 16, 2, 2)
+    packed = device.driver.tensor_map(there.pointer, sizes, strides, box)
+    bytes_ = int(np.prod(box)) * 2
+    out = device.array(np.zeros(bytes_, np.uint8))
+    map_ = device.array(np.frombuffer(packed, np.uint8))
+    kernel = mine.kernel("mine", "box", REAL="float", TRANSPOSE_A=0, TRANSPOSE_B=0)
+    device.run(kernel.bind((1,), (64,), map_, *corner, bytes_, out, shared=bytes_))
+    expected = np.zeros((2, 2, 16, 64), np.uint16)
+    for w, z, y, x in np.ndindex(expected.shape):
+        at = (w, corner[2] + z, corner[1] + y, corner[0] + x)
+        if all(0 <= i < size for i, size in zip(at, sizes[::-1], strict=True)):
+            expected[w, z, y, x] = array[at]
+    np.testing.assert_array_equal(out.to_host().view(np.uint16), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("transposed_b", [0, 1])
+@pytest.mark.parametrize("transposed_a", [0, 1])
+def test_a_product_of_tiles(mine, device, rng, cores, transposed_a, transposed_b):
+    a, b = rng.standard_normal((64, 64)).astype("f4"), rng.standard_normal((128, 64)).astype("f4")
+    A = terms_of(device, a.T if transposed_a else a, 1, cores)
+    B = terms_of(device, b.T if transposed_b else b, 1, cores)
+    D = device.poisoned((64, 128), "f4")
+    maps = A.tensor_map(bool(transposed_a), 64), B.tensor_map(bool(transposed_b), 128)
+    device.arrays.extend(maps)
+    kernel = mine.kernel(
+        "mine", "tile_product", REAL="float", TRANSPOSE_A=transposed_a, TRANSPOSE_B=transposed_b
+    )
+    device.run(kernel.bind((1,), (128,), *maps, D, shared=(64 + 128) * 64 * 2))
+    a, b = to_float(to_bfloat16(a)).astype(np.float64), to_float(to_bfloat16(b)).astype(np.float64)
+    # Products are exact; 128 of them are added in float32, on a GPU rounding toward zero.
+    np.testing.assert_allclose(
+        D.to_host(), 2 * a @ b.T, rtol=0, atol=128 * 2**-23 * (np.abs(a) @ np.abs(b.T)).max()
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (33, 67), (5, 260)])
+def test_terms_are_the_nearest_bf16_of_what_is_left(device, rng, cores, shape):
+    x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-20, 20, shape)).astype("f4")
+    bits = bits_of(terms_of(device, x, 3, cores))
+    rest = x.astype(np.float64)
+    for term in bits:
+        np.testing.assert_array_equal(term, to_bfloat16(rest.astype("f4")))
+        rest = rest - to_float(term)
+    assert np.all(np.abs(rest) <= 2.0**-24 * np.abs(x))
+
+
+def test_terms_of_what_is_not_finite(device, cores):
+    x = np.array([[np.inf, -np.inf, np.nan, 3.4e38, 0, -0.0]], "f4")
+    values = to_float(bits_of(terms_of(device, x, 2, cores)))
+    np.testing.assert_array_equal(values[0], np.array([[np.inf, -np.inf, np.nan, np.inf, 0, -0.0]], "f4"))
+    np.testing.assert_array_equal(values[1], np.zeros((1, 6), "f4"))
+
+
+def test_two_matrices_are_split_in_one_launch(device, rng, cores):
+    first, second = rng.standard_normal((9, 130)).astype("f4"), rng.standard_normal((40, 3)).astype("f4")
+    terms = [Terms.empty(device.driver, 3, *x.shape) for x in (first, second)]
+    device.arrays.extend(term.array for term in terms)
+    device.run(cores.split(*((device.array(x), t) for x, t in zip((first, second), terms, strict=True))))
+    for x, t in zip((first, second), terms, strict=True):
+        np.testing.assert_allclose(to_float(bits_of(t)).astype("f8").sum(axis=0), x, rtol=2.0**-24)
+
+
+@pytest.mark.parametrize("terms_a, terms_b, tolerance", [(3, 3, 2e-7), (2, 2, 2e-5), (1, 1, 1e-2)])
+def test_accuracy_of_terms(device, rng, cores, terms_a, terms_b, tolerance):
+    a, b = rng.standard_normal((70, 200)).astype("f4"), rng.standard_normal((66, 200)).astype("f4")
+    D = device.poisoned((70, 66), "f4")
+    A, B = terms_of(device, a, terms_a, cores), terms_of(device, b, terms_b, cores)
+    device.run(*cores.multiply(D, A, B, transpose_b=True))
+    expected = a.astype("f8") @ b.T.astype("f8")
+    error = np.abs(D.to_host() - expected).max() / np.abs(expected).max()
+    # More accurate than it claims would mean that terms are multiplied that nobody asked for.
+    assert tolerance / 1000 < error < tolerance
+
+
+@pytest.mark.parametrize("activation", ["identity", "sigmoid", "tanh", "relu"])
+def test_pixels_have_one_term_and_the_epilogue_does_the_rest(device, rng, cores, activation):
+    pixels = rng.integers(0, 256, (67, 90)).astype("f4")
+    W, bias = rng.standard_normal((70, 90)).astype("f4"), rng.standard_normal(70).astype("f4")
+    D = device.poisoned((67, 70), "f4")
+    X, W_terms = terms_of(device, pixels, 1, cores), terms_of(device, W, 3, cores)
+    device.run(
+        *cores.multiply(
+            D, X, W_terms, transpose_b=True, alpha=1 / 255, bias=device.array(bias), activation=activation
+        )
+    )
+    z = pixels.astype("f8") @ W.T.astype("f8") / 255 + bias
+    f = {"identity": lambda z: z, "sigmoid": lambda z: 1 / (1 + np.exp(-z)), "tanh": np.tanh}
+    expected = f.get(activation, lambda z: np.maximum(z, 0))(z)
+    np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(z).max())
+
+
+def test_some_columns_of_the_first_rows(device, rng, cores):
+    """dW's panel: columns of dZ, and fewer samples than there is room for."""
+    dZ, X = rng.standard_normal((50, 80)).astype("f4"), rng.standard_normal((50, 70)).astype("f4")
+    dZ_terms = terms_of(device, dZ, 3, cores).first_rows(41).some_columns(8, 77)
+    X_terms = terms_of(device, X, 3, cores).first_rows(41)
+    D = device.poisoned((69, 70), "f4")
+    device.run(*cores.multiply(D, dZ_terms, X_terms, transpose_a=True))
+    expected = dZ[:41, 8:77].astype("f8").T @ X[:41].astype("f8")
+    np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    with pytest.raises(IndexError):
+        X_terms.some_columns(4, 8)
+    with pytest.raises(IndexError):
+        X_terms.first_rows(42)
+
+
+def test_parts_of_k_are_added(device, rng, cores, monkeypatch):
+    monkeypatch.setattr("nn.tensor_cores.choose_tiling", lambda *sizes: Tiling(128, 64, 3, 2))
+    a, b = rng.standard_normal((130, 300)).astype("f4"), rng.standard_normal((70, 300)).astype("f4")
+    results = [device.poisoned((130, 70), "f4") for _ in range(2)]
+    A, B = terms_of(device, a, 3, cores), terms_of(device, b, 3, cores)
+    for D in results:
+        device.run(*cores.multiply(D, A, B, transpose_b=True, alpha=0.5))
+    expected = 0.5 * a.astype("f8") @ b.T.astype("f8")
+    np.testing.assert_allclose(results[0].to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    assert results[0].to_host().tobytes() == results[1].to_host().tobytes()
+
+
+class TestChoice:
+    def test_every_cut_fits_and_covers(self):
+        for M, N, K in itertools.product([0, 1, 64, 750, 4096, 60000], repeat=3):
+            for terms in ((1, 3), (3, 1), (3, 3), (1, 1)):
+                tiling = choose_tiling(M, N, K, *terms, **H100)
+                assert 1 <= tiling.stages <= 8 and 1 <= tiling.parts <= max(1, -(-K // 64))
+                assert tiling.stages * tiling.stage_bytes(*terms) + 1024 <= H100["shared_memory"]
+                assert tiling.threads <= 512
+
+    @pytest.mark.parametrize(
+        "M, N, K, terms, expected",
+        [  # the fastest of those measured on an H100
+            (750, 512, 784, (1, 3), (64, 64, 1)),
+            (512, 784, 750, (3, 1), (64, 64, 1)),
+            (3000, 512, 784, (1, 3), (192, 64, 1)),
+            (750, 512, 784, (3, 3), (64, 64, 1)),
+            (512, 784, 750, (3, 3), (64, 64, 1)),
+        ],
+    )
+    def test_reference_work(self, M, N, K, terms, expected):
+        tiling = choose_tiling(M, N, K, *terms, **H100)
+        assert (tiling.rows, tiling.columns, tiling.parts) == expected
+
+    def test_products(self):
+        assert [products(1, 1), products(1, 3), products(2, 2), products(3, 3)] == [1, 3, 3, 6]
+
+    def test_version(self):
+        assert fastest_gemm(np.float32, "sm_90a") == "wgmma"
+        assert {fastest_gemm(np.float64, "sm_90a"), fastest_gemm(np.float32, "sm_80")} == {"tiled"}
+
+
+def test_shapes_that_do_not_fit(cores, device):
+    A, B = (Terms.empty(device.driver, 1, *shape) for shape in ((3, 4), (5, 6)))
+    device.arrays.extend([A.array, B.array])
+    with pytest.raises(ValueError, match="K differs: 4 and 6"):
+        cores.multiply(device.poisoned((3, 5), "f4"), A, B, transpose_b=True)
+    with pytest.raises(ValueError, match=r"D \(3, 7\)"):
+        cores.multiply(device.poisoned((3, 7), "f4"), A, A, transpose_b=True)
+
+
+def test_math_is_the_number_of_terms(library):
+    assert [Kernels(library, np.float32, math=math).terms for math in ("float32", "tf32", "bf16")] == [
+        3,
+        2,
+        1,
+    ]
