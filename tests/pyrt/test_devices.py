@@ -85,6 +85,7 @@ class TestOpenDevice:
         compile.compiler.cache_clear()
         with monkeypatch.context() as patch, pytest.raises(UserError, match=r"install g\+\+"):
             patch.setenv("PATH", "")
+            patch.delenv("CXX", raising=False)
             open_device("emulated", job, share_gpus=False)
 
     def test_one_rank_without_a_gpu_sends_all_to_the_cpu(
