@@ -20,6 +20,7 @@ class Schedule:
     def __init__(self, rows: int, samples: int, batch: int, epochs: int, shuffle: bool, seed: int) -> None:
         """``samples`` of the first ``rows`` rows, repeated where there are fewer; shuffled anew each epoch
         by PCG64 seeded with (seed, 1, epoch)."""
+        self._available = rows
         self._rows = np.arange(samples) % rows
         self.batch = min(batch, samples)
         self.samples = samples
@@ -29,6 +30,11 @@ class Schedule:
         self._seed = seed
         self._epoch = -1
         self._order = self._rows
+
+    @property
+    def used(self) -> int:
+        """How many of the first rows are used."""
+        return min(self._available, self.samples)
 
     @property
     def steps(self) -> int:
@@ -47,10 +53,19 @@ class Schedule:
         """Samples in the batch of a step."""
         return min(self.batch, self.samples - step % self.batches * self.batch)
 
+    def order(self, epoch: int) -> np.ndarray:
+        """The row numbers of an epoch in the order in which its batches take them; drawn at each call."""
+        if not self._shuffle:
+            return self._rows
+        return np.random.default_rng((self._seed, 1, epoch)).permutation(self._rows)
+
+    def first(self, step: int) -> int:
+        """Where in its epoch's order the batch of a step begins."""
+        return step % self.batches * self.batch
+
     def rows(self, step: int) -> np.ndarray:
         """The row numbers of the batch of a step."""
-        if self._shuffle and self.epoch(step) != self._epoch:
+        if self.epoch(step) != self._epoch:
             self._epoch = self.epoch(step)
-            self._order = np.random.default_rng((self._seed, 1, self._epoch)).permutation(self._rows)
-        start = step % self.batches * self.batch
-        return self._order[start : start + self.batch]
+            self._order = self.order(self._epoch)
+        return self._order[self.first(step) : self.first(step) + self.batch]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from nn.tensor_cores import TERMS, TensorCores, Terms
-from pyrt.kernels import Constants, KernelLibrary, Launch, blocks, in_order
+from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
 PLAIN_GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
@@ -117,6 +117,7 @@ class Kernels:
             ("reduce", {"REAL": real}),
             ("sgd", {"REAL": real}),
             ("pixels", {"REAL": real, "PIXEL": np.dtype(pixel).name}),
+            ("batch", {"REAL": real}),
         ]
 
     def gemm(
@@ -232,23 +233,52 @@ class Kernels:
             *line_shape(size), size, decayed, rate, momentum, decay, gradients, velocity, parameters
         )
 
-    def scale_pixels(
-        self, images: DeviceArray, X: DeviceArray, scale: float, order: DeviceArray | None = None
-    ) -> Launch:
-        """X[i] = images[order[i]] / scale; images (any, columns), X (rows, columns), order (rows,) int32.
-
-        Without an order the first rows of images are taken as they lie.
-        """
+    def scale_pixels(self, images: DeviceArray, X: DeviceArray, scale: float) -> Launch:
+        """X = images / scale; images (rows or more, columns), X (rows, columns)."""
         rows, columns = _matrix("scale_pixels", X=X)
         available, width = _matrix("scale_pixels", images=images)
-        if width != columns or (order is None and available < rows):
+        if width != columns or available < rows:
             raise ValueError(f"scale_pixels: images {images.shape} do not fill X {X.shape}")
-        if order is not None:
-            _same("scale_pixels", (rows,), order=order)
-        kernel = self.library.kernel(
-            "pixels", "scale_pixels", REAL=self.real, PIXEL=np.dtype(images.dtype).name
-        )
-        return kernel.bind(*plane_shape(rows, columns), rows, columns, scale, images, order, X)
+        kernel = self._pixels("scale_pixels", images)
+        return kernel.bind(*plane_shape(rows, columns), rows, columns, scale, images, X)
+
+    def gather_batch(
+        self,
+        images: DeviceArray,
+        labels: DeviceArray,
+        order: DeviceArray,
+        place: DeviceArray,
+        X: DeviceArray,
+        batch_labels: DeviceArray,
+        scale: float,
+    ) -> Launch:
+        """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place[0] + i].
+
+        images (n, columns), labels (n,) int32, order (any,) int32, place (1,) int32, X (rows, columns),
+        batch_labels (rows,) int32. What order holds there must be row numbers below n.
+        """
+        rows, columns = _matrix("gather_batch", X=X)
+        count, width = _matrix("gather_batch", images=images)
+        if width != columns:
+            raise ValueError(f"gather_batch: images {images.shape} do not fill X {X.shape}")
+        _same("gather_batch", (count,), labels=labels)
+        _same("gather_batch", (rows,), batch_labels=batch_labels)
+        _same("gather_batch", (1,), place=place)
+        kernel = self._pixels("gather_batch", images)
+        shape = plane_shape(rows, columns)
+        return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, X, batch_labels)
+
+    def _pixels(self, name: str, images: DeviceArray) -> Kernel:
+        return self.library.kernel("pixels", name, REAL=self.real, PIXEL=np.dtype(images.dtype).name)
+
+    def next_batch(
+        self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
+    ) -> Launch:
+        """Keep loss (1,) in the ring losses (any,), and move state (2,) int32 on: see kernels/batch.cu."""
+        _same("next_batch", (1,), loss=loss)
+        _same("next_batch", (2,), state=state)
+        kernel = self.library.kernel("batch", "next_batch", REAL=self.real)
+        return kernel.bind((1,), (1,), batch, rows, losses.size, loss, losses, state)
 
 
 def _swapped(shape: tuple[int, ...]) -> tuple[int, int]:

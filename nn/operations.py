@@ -8,7 +8,7 @@ their arrays once, when the step is built.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from pyrt.memory import DeviceArray
 
 Compute = Callable[[], object]
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Operation:
     name: str
     """The phase that people see."""
     part: str
-    """``forward`` or ``backward``."""
+    """``forward`` or ``backward``; ``step`` for what follows the update."""
     reads: tuple[DeviceArray, ...]
     writes: tuple[DeviceArray, ...]
     flops: int
@@ -96,6 +96,44 @@ def scale_pixels(images: DeviceArray, X: DeviceArray, scale: float) -> Operation
         writes=(X,),
         flops=X.size,
         on_device=lambda kernels: kernels.scale_pixels(images, X, scale),
+        in_numpy=in_numpy,
+    )
+
+
+def gather_batch(
+    images: DeviceArray,
+    labels: DeviceArray,
+    order: DeviceArray,
+    place: DeviceArray,
+    X: DeviceArray,
+    batch_labels: DeviceArray,
+    scale: float,
+) -> Operation:
+    """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place[0] + i]."""
+    rows = X.shape[0]
+
+    def in_numpy() -> Compute:
+        whole, truth, rows_of, first, x, y = (
+            array.host_view() for array in (images, labels, order, place, X, batch_labels)
+        )
+        divisor = x.dtype.type(scale)
+
+        def compute() -> None:
+            mine = rows_of[first[0] : first[0] + rows]
+            np.divide(whole[mine], divisor, out=x, dtype=x.dtype)
+            y[:] = truth[mine]
+
+        return compute
+
+    # Of the set as many rows as are read, whichever they are.
+    read = tuple(replace(array, shape=(rows, *array.shape[1:])) for array in (images, labels, order))
+    return Operation(
+        "scale pixels",
+        FORWARD,
+        reads=(*read, place),
+        writes=(X, batch_labels),
+        flops=X.size,
+        on_device=lambda kernels: kernels.gather_batch(images, labels, order, place, X, batch_labels, scale),
         in_numpy=in_numpy,
     )
 
@@ -184,6 +222,32 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
         flops=X.size,
         on_device=lambda kernels: kernels.column_sums(X, sums),
         in_numpy=lambda: partial(np.sum, X.host_view(), axis=0, out=sums.host_view()),
+    )
+
+
+def next_batch(
+    loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
+) -> Operation:
+    """The loss goes into the ring, and the place of the next batch into ``state``: see kernels/batch.cu."""
+
+    def in_numpy() -> Compute:
+        value, ring, places = loss.host_view(), losses.host_view(), state.host_view()
+
+        def compute() -> None:
+            ring[places[1]] = value[0]
+            places[0] = (int(places[0]) + batch) % rows
+            places[1] = (int(places[1]) + 1) % len(ring)
+
+        return compute
+
+    return Operation(
+        "next batch",
+        STEP,
+        reads=(loss, state),
+        writes=(losses.rows(0, 1), state),
+        flops=0,
+        on_device=lambda kernels: kernels.next_batch(loss, losses, state, batch, rows),
+        in_numpy=in_numpy,
     )
 
 

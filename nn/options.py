@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from nn import placement
 from nn.data.files import shown
 from nn.launches import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
@@ -75,6 +76,11 @@ class Options:
         choices=tuple(TERMS),
     )
     exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
+    placement: str = _option(
+        "auto",
+        "of the training set: resident on the device, or streamed to it; auto: resident where it fits",
+        choices=placement.CHOICES,
+    )
     print_every: int | None = _option(None, "print the loss every N steps", "N")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
     json: Path | None = _option(None, "write all that is printed, and more, to a JSON file", "FILE")

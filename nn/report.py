@@ -146,7 +146,14 @@ def header(
             plan += f" (--batch {options.batch} is more than the training set: one batch an epoch)"
         plan += f", learning rate {options.lr:g}, momentum {options.momentum:g}, reg {options.reg:g}"
         lines.append(("training", plan))
+        lines.append(("batches", _PLACEMENTS[environment["placement"]]))
     return [f"{word:9s} {text}" for word, text in lines]
+
+
+_PLACEMENTS = {
+    "resident": "resident: the training set is on the device, and a batch's rows are gathered there",
+    "stream": "stream: rows are gathered on the host and copied through pinned double buffers",
+}
 
 
 def _devices(environment: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nn import check, data, parameters
+from nn import check, data, parameters, placement
 from nn.batches import Schedule, split
 from nn.console import Console
 from nn.data import Dataset
@@ -21,6 +21,7 @@ from nn.model import Model
 from nn.options import Options
 from nn.plan import share
 from nn.report import Report, gather_phases, header
+from nn.resident import Resident
 from nn.training import Diverged, Epoch, Machine, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
@@ -146,13 +147,32 @@ class _Pipeline:
             )
             _, most = share(self._schedule.batch, self._job.size, 0)
             self._model = Model(options, dataset, machine, most)
+        with self._phases.phase("train setup"), self._job.together():
+            self._placement = self._place()
         self._environment = self._describe(why)
+
+    def _place(self) -> str:
+        """Where the training set will lie, the same on every rank. Collective."""
+        options, job, driver = self._options, self._job, self._machine.driver
+        if not driver.has_kernels:
+            if options.placement == "resident":
+                raise UserError("--placement resident: there is no device but the CPU: use auto or stream")
+            return "stream"
+        images = self._dataset.images[: self._schedule.used]
+        gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
+        needed = Resident.nbytes(images, self._schedule.samples) + gradients
+        if options.share_gpus or driver.name == "emulated":
+            needed *= job.node.size  # all of the node's ranks may be on one device
+        chosen = placement.choose(options.placement, needed, driver.free_memory(), self._schedule.samples)
+        return "resident" if job.comm.allreduce(chosen == "resident") == job.size else "stream"
 
     def train(self) -> Report:
         """Train, score, check, save."""
         machine = self._machine
         with self._phases.phase("train setup"), self._job.together():
-            training = Training(self._options, self._model, machine, self._dataset, self._schedule)
+            training = Training(
+                self._options, self._model, machine, self._dataset, self._schedule, self._placement
+            )
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
         epochs = training.run(validation, self._console)
@@ -250,6 +270,7 @@ class _Pipeline:
             "mpi": job.library,
             "blas_threads": job.threads,
             "exchange": options.exchange if job.size > 1 else "local",
+            "placement": self._placement,
             "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",
             "network": str(network),
             "parameters": network.parameter_count,

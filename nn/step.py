@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from nn import operations
-from nn.feed import Slot
+from nn.feed import Source
 from nn.launches import Kernels
 from nn.network import LARGEST, Network
 from nn.operations import BACKWARD, FORWARD, Item, Operation
@@ -47,11 +47,11 @@ class Activations:
 
 
 def forward_items(
-    network: Network, parameters: Arena, activations: Activations, slot: Slot, rows: int, scale: float
+    network: Network, parameters: Arena, activations: Activations, slot: Source, rows: int, scale: float
 ) -> list[Operation]:
     """From the images of a slot to Z_L = A_{L-1} W_L^T, still without its bias."""
     A = [array.rows(0, rows) for array in activations.A]
-    items = [operations.scale_pixels(slot.images.rows(0, rows), A[0], scale)]
+    items = [slot.scaled(A[0], scale)]
     for layer in network.layers:
         product = f"forward GEMM {layer}"
         items.append(
@@ -68,7 +68,7 @@ def forward_items(
 
 
 def logits_items(
-    network: Network, parameters: Arena, activations: Activations, slot: Slot, rows: int, scale: float
+    network: Network, parameters: Arena, activations: Activations, slot: Source, rows: int, scale: float
 ) -> list[Operation]:
     """From the images of a slot to the logits, in ``activations.A[L]``."""
     Z, b = activations.A[-1].rows(0, rows), parameters[f"b{network.depth}"]
@@ -84,7 +84,7 @@ def training_items(
     gradients: Arena,
     activations: Activations,
     panels: Sequence[Panel],
-    slot: Slot,
+    slot: Source,
     rows: int,
     batch: int,
     scale: float,
@@ -146,7 +146,7 @@ class TrainingStep:
         self._parts = []
         for part in (FORWARD, BACKWARD):
             calls = [
-                _timed(item, streams, phases, kernels)
+                under_phase(item, streams, phases, kernels)
                 if isinstance(item, Operation)
                 else partial(exchange.ready, item.bucket)
                 for item in items
@@ -169,9 +169,10 @@ def bind(operation: Operation, streams: Streams, kernels: Kernels | None) -> Cal
     return partial(operation.on_device(kernels).call, streams.compute)
 
 
-def _timed(
+def under_phase(
     operation: Operation, streams: Streams, phases: Phases, kernels: Kernels | None
 ) -> Callable[[], None]:
+    """As ``bind``, under the operation's phase."""
     phase = phases.phase(operation.name, streams.compute)
     call = bind(operation, streams, kernels)
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
+from nn.ahead import Deferred, Helper, Worker
 from nn.batches import Schedule
 from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator
-from nn.feed import Feed, Slot
+from nn.feed import Batches, Feed, Streamed
+from nn.losses import LossLog
 from nn.machine import Machine
 from nn.model import Model
 from nn.options import Options
 from nn.plan import gradient_layout, panels, share
-from nn.step import EmptyStep, TrainingStep, training_items
+from nn.resident import Resident
+from nn.step import EmptyStep, TrainingStep, training_items, under_phase
 from nn.update import SgdUpdate
 from pyrt import exchange
-from pyrt.driver import Driver
 from pyrt.exchange import Exchange
 from pyrt.job import AgreedError
-from pyrt.memory import Arena, DeviceArray, pinned
-from pyrt.streams import Streams
+from pyrt.memory import Arena
+
+READ_EVERY = 4
+"""Steps between two copies of their losses to the host."""
+
+_GATHERING = 4
+"""Threads that gather a batch's rows: one alone needs longer for 3000 rows than a fast GPU for the step."""
 
 
 class Diverged(AgreedError):
@@ -42,39 +50,17 @@ class Epoch:
     seconds: float
 
 
-class LossLog:
-    """The loss of each step, summed over ranks with the gradients, read back a few steps later.
-
-    Every rank reads the loss of a given step at the same place in the loop, so that all stop together.
-    """
-
-    DELAY = 2
-    """Steps after which a loss is read: long done by then, so reading it waits for nothing."""
-
-    def __init__(self, driver: Driver, streams: Streams, loss: DeviceArray) -> None:
-        self._driver, self._stream, self._loss = driver, streams.compute, loss
-        slots = range(self.DELAY + 1)
-        self._host = [pinned(driver, (1,), loss.dtype) for _ in slots]
-        self._copied = [driver.create_event(timing=False) for _ in slots]
-
-    def record(self, step: int) -> None:
-        """Queue the copy of the loss of this step."""
-        slot = step % len(self._host)
-        self._driver.copy_to_host(self._host[slot], self._loss.pointer, self._stream)
-        self._driver.record(self._copied[slot], self._stream)
-
-    def read(self, step: int) -> float:
-        """The loss of one of the last ``DELAY + 1`` steps."""
-        slot = step % len(self._host)
-        self._driver.synchronize_event(self._copied[slot])
-        return float(self._host[slot][0])
-
-
 class Training:
     """A run's steps, built before the first one."""
 
     def __init__(
-        self, options: Options, model: Model, machine: Machine, dataset: Dataset, schedule: Schedule
+        self,
+        options: Options,
+        model: Model,
+        machine: Machine,
+        dataset: Dataset,
+        schedule: Schedule,
+        placement: str,
     ) -> None:
         self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
         driver, streams, phases = machine.driver, machine.streams, machine.phases
@@ -82,13 +68,50 @@ class Training:
         self._panels = panels(model.network, self._gradients.layout)
         self._exchange = self._make_exchange()
         self._iteration = phases.phase("batch iteration", streams.compute)
-        copying = phases.phase("copying images host -> device", streams.upload)
-        self._feed = Feed(driver, streams, copying, dataset.images, dataset.labels, model.activations.rows)
         self.printed: list[tuple[int, float]] = []
-        self._log = LossLog(driver, streams, self._gradients["loss"])
+        every = READ_EVERY if driver.has_kernels else 1
+        self._log = LossLog(driver, streams, self._gradients["loss"], 2 * schedule.samples, every)
+        self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
         self._steps = [
-            {size: self._make_step(slot, size) for size in schedule.sizes} for slot in self._feed.slots
+            {size: self._make_step(slot, size) for size in schedule.sizes}
+            for slot in range(self._batches.slots)
         ]
+        self._advance = {
+            size: under_phase(self._log.next_batch(size), streams, phases, machine.kernels)
+            for size in schedule.sizes
+        }
+
+    def _streamed(self, dataset: Dataset) -> Batches:
+        machine, schedule = self._machine, self._schedule
+        copying = machine.phases.phase("copying images host -> device", machine.streams.upload)
+        helpers = [self._helper() for _ in range(_gathering_threads(machine))]
+        feed = Feed(
+            machine.driver,
+            machine.streams,
+            copying,
+            dataset.images,
+            dataset.labels,
+            self._model.activations.rows,
+            helpers,
+        )
+        return Streamed(feed, schedule, machine.job, self._helper())
+
+    def _resident(self, dataset: Dataset) -> Batches:
+        machine, schedule = self._machine, self._schedule
+        return Resident(
+            machine.driver,
+            machine.streams,
+            machine.phases.phase,
+            dataset.images[: schedule.used],
+            dataset.labels[: schedule.used],
+            schedule,
+            self._log.place,
+            self._model.activations.rows,
+            self._helper(),
+        )
+
+    def _helper(self) -> Helper:
+        return Worker() if self._machine.driver.has_kernels else Deferred()
 
     def _make_exchange(self) -> Exchange:
         options, model, machine = self._options, self._model, self._machine
@@ -113,8 +136,8 @@ class Training:
         )
         return exchange.create(options.exchange, setting)
 
-    def _make_step(self, slot: Slot, batch: int) -> TrainingStep | EmptyStep:
-        """The step of this rank's part of a batch that comes through this slot."""
+    def _make_step(self, slot: int, batch: int) -> TrainingStep | EmptyStep:
+        """The step of this rank's part of a batch, for the steps that find it where step ``slot`` does."""
         model, machine = self._model, self._machine
         start, stop = share(batch, machine.job.size, machine.job.rank)
         if start == stop:
@@ -126,7 +149,7 @@ class Training:
             self._gradients,
             model.activations,
             self._panels,
-            slot,
+            self._batches.source(slot, start),
             stop - start,
             batch,
             self._options.pixel_scale,
@@ -136,9 +159,9 @@ class Training:
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
         """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""
         epochs: list[Epoch] = []
-        with console.bar(self._schedule.steps) as bar:
+        with closing(self._batches), console.bar(self._schedule.steps) as bar:
             if self._schedule.steps:
-                self._stage(0)
+                self._batches.start()
             for number in range(self._schedule.epochs):
                 started = time.perf_counter()
                 loss = self._epoch(number, bar.update, console)
@@ -150,42 +173,30 @@ class Training:
     def _epoch(self, epoch: int, advance: Callable[[], object], console: Console) -> float:
         first, stop = epoch * self._schedule.batches, (epoch + 1) * self._schedule.batches
         total = 0.0
-        unread = first
         for step in range(first, stop):
             self._step(step)
-            due = step if self._prints(step) else step - self._log.DELAY
-            while unread <= due or (step == stop - 1 and unread < stop):
-                total += self._read(unread, console)
-                unread += 1
+            for read, loss in self._log.read(step + 1, now=self._prints(step) or step + 1 == stop):
+                total += self._take(read, loss, console)
             advance()
         return total / self._schedule.samples
 
     def _step(self, step: int) -> None:
-        feed, batch = self._feed, self._schedule.size(step)
+        batches, batch = self._batches, self._schedule.size(step)
         self._machine.phases.barrier()
         with self._iteration:
-            feed.begin(step)
-            self._steps[step % len(feed.slots)][batch].run()
-            feed.end(step)
-            if step + 1 < self._schedule.steps:
-                self._stage(step + 1)
+            batches.begin(step)
+            self._steps[step % batches.slots][batch].run()
+            batches.end(step)
+            batches.ahead(step)
             self._exchange.finish()
-            self._log.record(step)
-
-    def _stage(self, step: int) -> None:
-        """Send this rank's part of a batch on its way."""
-        job = self._machine.job
-        rows = self._schedule.rows(step)
-        start, stop = share(len(rows), job.size, job.rank)
-        self._feed.stage(step, rows[start:stop])
+            self._advance[batch]()
 
     def _prints(self, step: int) -> bool:
         every = self._options.print_every
         return every is not None and (step + 1) % every == 0
 
-    def _read(self, step: int, console: Console) -> float:
+    def _take(self, step: int, loss: float, console: Console) -> float:
         """The loss of a step times its samples; Diverged if it is not finite."""
-        loss = self._log.read(step)
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
         if not math.isfinite(loss):
             raise Diverged(
@@ -195,6 +206,11 @@ class Training:
             self.printed.append((step + 1, loss))
             console.say(f"step {step + 1:6d}  epoch {epoch}  loss {loss:.6f}")
         return loss * self._schedule.size(step)
+
+
+def _gathering_threads(machine: Machine) -> int:
+    """As many as there are cores beside that of the thread which queues work; at least one."""
+    return max(1, min(_GATHERING, machine.job.threads - 1)) if machine.driver.has_kernels else 1
 
 
 def _epoch_line(epoch: Epoch, epochs: int) -> str:

@@ -53,6 +53,9 @@ class CpuDriver:
     def free(self, pointer: int) -> None:
         del self._allocations[pointer]
 
+    def free_memory(self) -> int:
+        return 0
+
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
 

@@ -119,6 +119,10 @@ class CudaDriver:
     def free(self, pointer: int) -> None:
         self._allocations.pop(pointer).free()
 
+    def free_memory(self) -> int:
+        free, _ = cuda.mem_get_info()
+        return int(free)
+
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
         block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8)
         self._pinned.append(block.base)

@@ -29,6 +29,11 @@ def array(*shape, ld=None, dtype=np.float32):
     return DeviceArray(None, 0, shape, np.dtype(dtype), ld or shape[-1])
 
 
+def set_of(images, columns):
+    """Images and labels."""
+    return array(images, columns), array(images)
+
+
 @pytest.mark.parametrize("version", PLAIN_GEMM_VERSIONS)
 def test_gemm_shape_covers_the_result(version):
     tile = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}[version]
@@ -87,7 +92,12 @@ def test_unknown_gemm():
         lambda k: k.sgd(array(6), array(6), array(5), 0, 1.0, 0.0, 0.0),
         lambda k: k.scale_pixels(array(2, 3), array(3, 3), 255.0),
         lambda k: k.scale_pixels(array(4, 4), array(3, 3), 255.0),
-        lambda k: k.scale_pixels(array(4, 3), array(3, 3), 255.0, array(4)),
+        lambda k: k.gather_batch(*set_of(4, 2), array(9), array(1), array(3, 3), array(3), 255.0),
+        lambda k: k.gather_batch(*set_of(4, 3), array(9), array(1), array(3, 3), array(4), 255.0),
+        lambda k: k.gather_batch(*set_of(4, 3), array(9), array(2), array(3, 3), array(3), 255.0),
+        lambda k: k.gather_batch(array(4, 3), array(5), array(9), array(1), array(3, 3), array(3), 255.0),
+        lambda k: k.next_batch(array(2), array(9), array(2), 3, 9),
+        lambda k: k.next_batch(array(1), array(9), array(3), 3, 9),
     ],
 )
 def test_shapes_that_do_not_fit(call):

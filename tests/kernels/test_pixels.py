@@ -23,20 +23,35 @@ def test_in_order(kernels, device, images, dtype, shape, scale):
     assert np.array_equal(X.to_host(), pixels[: shape[0]].astype(dtype) / dtype.type(scale))
 
 
-def test_gathered(kernels, device, images, rng, dtype):
-    pixels = images(50, 65)
-    order = rng.integers(0, 50, 83).astype(np.int32)
-    X = device.poisoned((83, 65), dtype)
-    device.run(kernels.scale_pixels(device.array(pixels), X, 255.0, device.array(order)))
-    assert np.array_equal(X.to_host(), pixels[order].astype(dtype) / dtype.type(255))
+@pytest.mark.parametrize("rows", [1, 8, 83])
+@pytest.mark.parametrize("columns", [1, 32, 65, 784])
+def test_gathered(kernels, device, images, rng, dtype, rows, columns):
+    """From any place in a longer order; what lies around it is no row number."""
+    pixels, labels = images(50, columns), rng.integers(0, 9, 50).astype(np.int32)
+    order = np.full(rows + 12, -(10**6), np.int32)
+    order[7 : 7 + rows] = rng.integers(0, 50, rows)
+    X, y = device.poisoned((rows, columns), dtype), device.array(np.full(rows, -1, np.int32))
+    arrays = [device.array(array) for array in (pixels, labels, order, np.array([7], np.int32))]
+    device.run(kernels.gather_batch(*arrays, X, y, 255.0))
+    mine = order[7 : 7 + rows]
+    assert np.array_equal(X.to_host(), pixels[mine].astype(dtype) / dtype.type(255))
+    assert np.array_equal(y.to_host(), labels[mine])
 
 
 @pytest.mark.sanitizer
 def test_small_grid(library, device, images, rng, real, dtype):
-    pixels = images(20, 70)
-    order = rng.permutation(20).astype(np.int32)[:19]
-    X = device.poisoned((19, 70), dtype)
-    kernel = library.kernel("pixels", "scale_pixels", REAL=real, PIXEL=pixels.dtype.name)
-    arguments = (device.array(pixels), device.array(order), X)
-    device.run(kernel.bind((1, 1), (32, 8), 19, 70, 255.0, *arguments))
-    assert np.array_equal(X.to_host(), pixels[order].astype(dtype) / dtype.type(255))
+    pixels, labels = images(20, 70), rng.integers(0, 9, 20).astype(np.int32)
+    order = rng.permutation(20).astype(np.int32)
+    X, Y = device.poisoned((19, 70), dtype), device.poisoned((19, 70), dtype)
+    y = device.array(np.full(19, -1, np.int32))
+    images_there, place = device.array(pixels), device.array(np.array([1], np.int32))
+    arrays = [device.array(labels), device.array(order), place, X, y]
+    constants = {"REAL": real, "PIXEL": pixels.dtype.name}
+    gather, scale = (library.kernel("pixels", name, **constants) for name in ("gather_batch", "scale_pixels"))
+    device.run(
+        gather.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, *arrays),
+        scale.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, Y),
+    )
+    assert np.array_equal(X.to_host(), pixels[order[1:]].astype(dtype) / dtype.type(255))
+    assert np.array_equal(y.to_host(), labels[order[1:]])
+    assert np.array_equal(Y.to_host(), pixels[:19].astype(dtype) / dtype.type(255))

@@ -1,10 +1,19 @@
-"""nn/feed.py: a batch's rows arrive in its slot, those of the batch before stay in the other."""
+"""nn/feed.py and nn/resident.py: a batch's rows arrive where its step finds them, and not before."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from nn.feed import Feed
+from nn.ahead import Deferred, Worker
+from nn.batches import Schedule
+from nn.feed import Feed, Streamed
+from nn.operations import Operation
+from nn.plan import share
+from nn.resident import Resident
+from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
+from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
@@ -45,3 +54,81 @@ def test_a_rank_without_samples_stages_nothing(feed):
     feed.begin(1)
     feed.end(1)
     assert arrived(feed, 0, 2) == expected([4, 5])
+
+
+@pytest.mark.parametrize("helpers", [1, 3, 7])
+def test_helpers_share_the_rows_of_a_batch(helpers):
+    driver = CpuDriver()
+    copying = Phases(0.0).phase("copying")
+    feed = Feed(driver, Streams(driver), copying, IMAGES, LABELS, 6, [Worker() for _ in range(helpers)])
+    for batch, rows in enumerate([[3, 9, 0, 19, 7, 3], [4], [], [8, 1, 2, 5]]):
+        feed.stage(batch, np.array(rows, int))
+        assert arrived(feed, batch, len(rows)) == expected(rows)
+        feed.end(batch)
+    feed.close()
+
+
+@dataclass
+class FakeJob:
+    size: int
+    rank: int
+
+
+class Place:
+    """A device on which batches are asked for; ``kernels`` is None where NumPy computes."""
+
+    def __init__(self, driver, kernels):
+        self.driver, self.kernels, self.streams = driver, kernels, Streams(driver)
+
+    def helper(self):
+        return Deferred() if self.kernels is None else Worker()
+
+    def run(self, operation: Operation):
+        bind(operation, self.streams, self.kernels)()
+
+
+@pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])
+def place(request):
+    if request.param == "cpu":
+        return Place(CpuDriver(), None)
+    return Place(request.getfixturevalue("driver"), request.getfixturevalue("kernels"))
+
+
+def batches_of(kind, place, schedule, job, state, rows):
+    phases = Phases(0.0)
+    if kind == "resident":
+        used = (IMAGES[: schedule.used], LABELS[: schedule.used])
+        arguments = (*used, schedule, state, rows, place.helper())
+        return Resident(place.driver, place.streams, phases.phase, *arguments)
+    feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, rows, [place.helper()])
+    return Streamed(feed, schedule, job, place.helper())
+
+
+@pytest.mark.parametrize("kind", ["resident", "stream"])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1)])
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1)])
+def test_every_step_gets_the_rows_of_the_schedule(place, dtype, kind, shuffle, samples, batch, ranks, rank):
+    """Over several epochs; a rank its own part, which may be empty."""
+    schedule = Schedule(17, samples, batch, 4, shuffle, 5)
+    rows = -(-batch // ranks)
+    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
+    batches = batches_of(kind, place, schedule, FakeJob(ranks, rank), state, rows)
+    X = DeviceArray.empty(place.driver, (rows, 3), dtype)
+    batches.start()
+    for step in range(schedule.steps):
+        expected_rows = schedule.rows(step)
+        start, stop = share(len(expected_rows), ranks, rank)
+        source = batches.source(step, start)
+        batches.begin(step)
+        if stop > start:
+            place.run(source.scaled(X.rows(0, stop - start), 1.0))
+        batches.end(step)
+        batches.ahead(step)
+        seen = X.rows(0, stop - start).to_host().astype(int).tolist()
+        assert (seen, source.labels.rows(0, stop - start).to_host().tolist()) == expected(
+            expected_rows[start:stop]
+        )
+        follows = (schedule.first(step) + len(expected_rows)) + schedule.epoch(step) % 2 * samples
+        state.set(np.array([follows % (2 * samples)], np.int32))
+    batches.close()

@@ -83,6 +83,28 @@ def test_scale_pixels(place, rng, dtype, pixel, scale):
     assert operation.bytes == images.nbytes + X.nbytes
 
 
+@pytest.mark.parametrize("pixel", [np.uint8, np.float32])
+def test_gather_batch(place, rng, dtype, pixel):
+    """More rows than the set has: it is repeated."""
+    images, labels = rng.integers(0, 256, (9, 31)).astype(pixel), rng.integers(0, 9, 9).astype(np.int32)
+    order, first = rng.integers(0, 9, 20).astype(np.int32), np.array([4], np.int32)
+    X, y = place.array(np.full((13, 31), np.nan, dtype)), place.array(np.full(13, -1, np.int32))
+    arrays = [place.array(array) for array in (images, labels, order, first)]
+    operation = operations.gather_batch(*arrays, X, y, 255.0)
+    place.run(operation)
+    close(X, images[order[4:17]] / np.float64(255))
+    assert np.array_equal(y.to_host(), labels[order[4:17]])
+    assert operation.bytes == 13 * (31 * images.itemsize + 4 + 4 + 4) + 4 + X.nbytes
+
+
+def test_next_batch(place, dtype):
+    ring, state = place.array(np.zeros(3, dtype)), place.array(np.array([5, 2], np.int32))
+    operation = operations.next_batch(place.array(np.array([0.5], dtype)), ring, state, 4, 7)
+    place.run(operation)
+    assert (ring.to_host().tolist(), state.to_host().tolist()) == ([0, 0, 0.5], [2, 0])
+    assert operation.bytes == 2 * dtype.itemsize + 2 * 8
+
+
 ACTIVATIONS = {
     "identity": (lambda z: z, None),
     "sigmoid": (lambda z: 1 / (1 + np.exp(-z)), lambda a: a * (1 - a)),

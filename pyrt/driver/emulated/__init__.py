@@ -91,6 +91,10 @@ class EmulatedDriver:
             self._report(DeviceError(f"{nbytes} bytes of memory were {how} while {what} still uses them"))
         self._runtime.free(pointer, nbytes)
 
+    def free_memory(self) -> int:
+        free, _ = _memory()
+        return free
+
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
         self._require_no_capture("allocate_pinned")
         return np.empty(nbytes, np.uint8)

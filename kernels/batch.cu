@@ -1,0 +1,15 @@
+// The end of a step: the next one takes the rows behind this one's, and the loss is kept for the host.
+// constants: REAL=float|double
+
+#include "common.cuh"
+
+// state[0], the place of the batch in the epochs' row orders, moves on by `batch`, around at `rows`;
+// state[1], the place in the ring, by one, around at `ring`: there the loss goes first.
+//
+// One thread. With this, steps differ in nothing that the host must tell them.
+extern "C" __global__ void next_batch(int batch, int rows, int ring, const real *loss, real *losses, int *state)
+{
+    losses[state[1]] = *loss;
+    state[0] = (state[0] + batch) % rows;
+    state[1] = (state[1] + 1) % ring;
+}

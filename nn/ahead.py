@@ -1,0 +1,106 @@
+"""Work of the host that must not hold up the thread which queues the device's: done ahead, in other threads.
+
+The drawing of an epoch's order and the gathering of a batch's rows are NumPy calls that release the
+interpreter lock, so they do run beside that thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+import numpy as np
+
+Work = Callable[[], object]
+
+
+class Helper(Protocol):
+    """Does one piece of work at a time: ``start`` it, then ``wait`` for it."""
+
+    def start(self, work: Work) -> None:
+        """Have this done; what was started before has been waited for."""
+
+    def wait(self) -> None:
+        """Come back when the work is done; raises what it raised."""
+
+    def close(self) -> None:
+        """Come back when nothing is being done any more."""
+
+
+class Worker:
+    """A helper that is a thread."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Work | None] = SimpleQueue()
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Work) -> None:
+        self._work.put(work)
+
+    def wait(self) -> None:
+        error = self._ended.get()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+                self._ended.put(None)
+            except BaseException as error:
+                self._ended.put(error)
+
+
+class Deferred:
+    """A helper that does its work where it is waited for: right where the device is this same CPU."""
+
+    def __init__(self) -> None:
+        self._work: Work | None = None
+
+    def start(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work()
+
+    def close(self) -> None:
+        pass
+
+
+class Orders:
+    """The rows of one epoch after the other, each drawn while the one before is used."""
+
+    def __init__(self, draw: Callable[[int], np.ndarray], epochs: int, helper: Helper) -> None:
+        """``draw`` gives the order of an epoch; it is called once for each, within the helper."""
+        self._draw, self._epochs, self._helper = draw, epochs, helper
+        self._drawn = np.empty(0, int)
+        self._epoch = 0
+        self._start()
+
+    def take(self) -> np.ndarray:
+        """The order of the next epoch, the first one at first."""
+        self._helper.wait()
+        order = self._drawn
+        self._epoch += 1
+        self._start()
+        return order
+
+    def close(self) -> None:
+        """No more is drawn."""
+        self._helper.close()
+
+    def _start(self) -> None:
+        if self._epoch < self._epochs:
+            self._helper.start(self._next)
+
+    def _next(self) -> None:
+        self._drawn = self._draw(self._epoch)

@@ -1,0 +1,142 @@
+"""The whole training set on the device: of a batch only the row numbers go up, an epoch's at a time.
+
+    helper    | order of epoch e+1 into pinned half |
+    upload                                          | copy e+1 |
+    compute   | epoch e: each step gathers its rows             | epoch e+1
+
+Two epochs' orders lie behind each other on the device and take turns, so that the place of a batch in them
+runs on from step to step, and around at their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn import operations
+from nn.ahead import Helper, Orders
+from nn.batches import Schedule
+from nn.feed import Source
+from nn.operations import Operation
+from pyrt.driver import Driver
+from pyrt.memory import DeviceArray, pinned
+from pyrt.phases import Phase
+from pyrt.streams import Streams
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A rank's part of each batch, gathered from the set on the device."""
+
+    set_images: DeviceArray
+    set_labels: DeviceArray
+    order: DeviceArray
+    """The row of the part's sample i in the batch that begins at ``place`` is order[place[0] + i]."""
+    place: DeviceArray
+    labels: DeviceArray
+    """Room for the labels of the part."""
+
+    def scaled(self, X: DeviceArray, scale: float) -> Operation:
+        """X = images / scale; ``labels`` get their labels."""
+        labels = self.labels.rows(0, X.shape[0])
+        return operations.gather_batch(
+            self.set_images, self.set_labels, self.order, self.place, X, labels, scale
+        )
+
+
+class Resident:
+    """The training batches of this rank, gathered where they are.
+
+    Several steps may be queued at once, from the first one's ``begin`` to the last one's ``end``.
+    """
+
+    slots = 1
+
+    def __init__(
+        self,
+        driver: Driver,
+        streams: Streams,
+        phase: Callable[..., Phase],
+        images: np.ndarray,
+        labels: np.ndarray,
+        schedule: Schedule,
+        place: DeviceArray,
+        rows: int,
+        drawing: Helper,
+    ) -> None:
+        """The training set, images (n, D) and labels (n,) int32; at most ``rows`` samples of a batch are
+        this rank's; ``place`` (1,) int32 on the device is where in the two orders a batch begins."""
+        self._driver, self._streams, self._schedule = driver, streams, schedule
+        with phase("copying images host -> device", streams.upload):
+            self._images, self._labels = (_uploaded(driver, streams, host) for host in (images, labels))
+        self._copying = phase("row order host -> device", streams.upload)
+        self._place = place
+        self._batch_labels = DeviceArray.empty(driver, (rows,), np.int32)
+        self._orders = DeviceArray.empty(driver, (2 * schedule.samples,), np.int32)
+        self._host = pinned(driver, (2, schedule.samples), np.int32)
+        self._uploaded = [driver.create_event(timing=False) for _ in range(2)]
+        self._consumed = [driver.create_event(timing=False) for _ in range(2)]
+        for uploaded, consumed in zip(self._uploaded, self._consumed, strict=True):
+            driver.record(uploaded, streams.upload)
+            driver.record(consumed, streams.compute)
+        self._drawn = Orders(self._draw, schedule.epochs, drawing)
+
+    @staticmethod
+    def nbytes(images: np.ndarray, samples: int) -> int:
+        """Bytes of device memory for images (n, D), their labels, and orders of ``samples``."""
+        return images.nbytes + 4 * len(images) + 2 * 4 * samples
+
+    def source(self, step: int, first: int) -> Source:
+        """Where steps find this rank's part of their batch, which begins ``first`` rows after the batch."""
+        order = self._orders.rows(first, self._orders.size)
+        return Gathered(self._images, self._labels, order, self._place, self._batch_labels)
+
+    def start(self) -> None:
+        """Send the first epoch's order on its way."""
+        self._send(0)
+
+    def begin(self, step: int) -> None:
+        """Let the compute stream wait for the order that a step is the first to need."""
+        if self._schedule.first(step) == 0:
+            self._driver.wait(self._streams.compute, self._uploaded[self._schedule.epoch(step) % 2])
+
+    def end(self, step: int) -> None:
+        """All work on the batch of a step, and of those before it, is queued."""
+        if self._ends_epoch(step):
+            self._driver.record(self._consumed[self._schedule.epoch(step) % 2], self._streams.compute)
+
+    def ahead(self, step: int) -> None:
+        """While an epoch's last steps compute: send the next one's order."""
+        if self._ends_epoch(step) and step + 1 < self._schedule.steps:
+            self._send(self._schedule.epoch(step) + 1)
+
+    def close(self) -> None:
+        """No more batches are asked for."""
+        self._drawn.close()
+
+    def _ends_epoch(self, step: int) -> bool:
+        return (step + 1) % self._schedule.batches == 0
+
+    def _send(self, epoch: int) -> None:
+        driver, upload, half = self._driver, self._streams.upload, epoch % 2
+        samples = self._schedule.samples
+        with self._copying:
+            driver.synchronize_event(self._uploaded[1 - half])  # the next order is drawn there from now on
+            order = self._drawn.take()
+            driver.wait(upload, self._consumed[half])
+            self._orders.rows(half * samples, (half + 1) * samples).queue_upload(order, upload)
+            driver.record(self._uploaded[half], upload)
+
+    def _draw(self, epoch: int) -> np.ndarray:
+        pinned_half = self._host[epoch % 2]
+        np.copyto(pinned_half, self._schedule.order(epoch), casting="unsafe")
+        return pinned_half
+
+
+def _uploaded(driver: Driver, streams: Streams, host: np.ndarray) -> DeviceArray:
+    array = DeviceArray.empty(driver, host.shape, host.dtype)
+    array.queue_upload(np.ascontiguousarray(host), streams.upload)
+    driver.synchronize_stream(streams.upload)
+    return array

@@ -1,0 +1,63 @@
+"""nn/ahead.py: work is done in order beside the caller, and its errors come out where it is waited for."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from nn.ahead import Deferred, Orders, Worker
+
+
+@pytest.fixture(params=[Worker, Deferred])
+def helper(request):
+    helper = request.param()
+    yield helper
+    helper.close()
+
+
+def test_work_is_done_when_it_has_been_waited_for(helper):
+    done = []
+    for number in range(5):
+        helper.start(lambda number=number: done.append(number))
+        helper.wait()
+        assert done == list(range(number + 1))
+
+
+def test_an_error_is_raised_where_its_work_is_waited_for(helper):
+    for _ in range(2):
+        helper.start(lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            helper.wait()
+    helper.start(lambda: None)
+    helper.wait()
+
+
+def test_a_worker_works_beside_its_caller_and_is_done_when_closed():
+    worker, go, done = Worker(), threading.Event(), []
+    worker.start(lambda: go.wait(60) and done.append(1))
+    assert not done
+    go.set()
+    worker.close()
+    assert done
+    assert not worker._thread.is_alive()
+
+
+def test_orders_come_one_after_the_other_and_each_is_drawn_once(helper):
+    drawn = []
+
+    def draw(epoch):
+        drawn.append(epoch)
+        return np.arange(3) + epoch
+
+    orders = Orders(draw, 4, helper)
+    assert [orders.take().tolist() for _ in range(4)] == [[e, e + 1, e + 2] for e in range(4)]
+    orders.close()
+    assert drawn == [0, 1, 2, 3]
+
+
+def test_an_order_is_drawn_while_the_one_before_is_used():
+    drawn = threading.Event()
+    orders = Orders(lambda epoch: drawn.set() if epoch == 1 else None, 2, Worker())
+    orders.take()
+    assert drawn.wait(60)
+    orders.close()

@@ -1,0 +1,74 @@
+"""nn/losses.py: each loss is read once, in order, and that of the step just queued only when it must be."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from nn.losses import RING, LossLog
+from nn.step import bind
+from pyrt.driver.cpu import CpuDriver
+from pyrt.memory import DeviceArray
+from pyrt.streams import Streams
+
+
+class Steps:
+    """A log and a loss on a device; step k has the loss k + 0.5."""
+
+    def __init__(self, driver, kernels, every):
+        self.streams = Streams(driver)
+        self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
+        self.log = LossLog(driver, self.streams, self.loss, 60, every)
+        self.next_batch = bind(self.log.next_batch(7), self.streams, kernels)
+        self.queued = 0
+
+    def queue(self, count):
+        for _ in range(count):
+            self.loss.set(np.array([self.queued + 0.5], np.float32))
+            self.next_batch()
+            self.loss.driver.synchronize()  # the next loss is set in no order with it
+            self.queued += 1
+
+    def read(self, now):
+        return self.log.read(self.queued, now)
+
+
+@pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])
+def steps(request):
+    """Makes Steps that read after so many steps."""
+
+    def make(every):
+        if request.param == "cpu":
+            return Steps(CpuDriver(), None, every)
+        from nn.launches import Kernels
+
+        driver, library = request.getfixturevalue("driver"), request.getfixturevalue("library")
+        return Steps(driver, Kernels(library, np.float32), every)
+
+    return make
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("counts", [[1], [8], [8, 1, 2], [3, 1]])
+def test_each_loss_is_read_once_and_in_order(steps, every, counts):
+    """Through the ring several times, and at all times the last ones queued are not waited for."""
+    steps, seen = steps(every), []
+    for run, count in enumerate(itertools.islice(itertools.cycle(counts), 3 * RING)):
+        steps.queue(count)
+        now = run % 17 == 16
+        read = steps.read(now)
+        seen += read
+        if now:
+            assert len(seen) == steps.queued
+        else:
+            assert len(seen) <= steps.queued - count
+            assert len(seen) >= steps.queued - 2 * (every - 1 + max(counts))
+    seen += steps.read(now=True)
+    assert seen == [(step, step + 0.5) for step in range(steps.queued)]
+    assert steps.read(now=True) == []
+
+
+def test_the_place_of_the_batch_moves_on(steps):
+    steps = steps(4)
+    steps.queue(9)
+    assert steps.log.place.to_host().tolist() == [63 % 60]
