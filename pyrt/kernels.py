@@ -42,6 +42,7 @@ _POINTEES: dict[str, np.dtype] = {
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
     "unsigned char": np.dtype(np.uint8),
+    "unsigned short": np.dtype(np.uint16),
 }
 
 

@@ -302,6 +302,8 @@ __forceinline__ float __int_as_float(int bits)
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+__forceinline__ unsigned __float_as_uint(float x) { return __float_as_int(x); }
+__forceinline__ float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
 
 // ---------------------------------------------------------------------------------------------------------
 // For twins of inline PTX, and for what the compile step writes
