@@ -1,34 +1,8 @@
 // Bias and activation: A = f(Z + b), and its backward dZ = dA f'(Z).
 // constants: REAL=float|double ACTIVATION=identity|sigmoid|tanh|relu
-//
-// The constant ACTIVATION picks activate_<name> and derivative_<name>. Every f here has a derivative that
-// is a function of its value a = f(z) alone, so the backward pass needs no Z and A may overwrite it. To add
-// an activation, add its pair of functions and its name to the line above.
 
 #include "common.cuh"
-
-#define JOIN_EXPANDED(left, right) left##right
-#define JOIN(left, right) JOIN_EXPANDED(left, right)
-#define ACTIVATE JOIN(activate_, ACTIVATION)
-#define DERIVATIVE JOIN(derivative_, ACTIVATION)
-
-__device__ inline real activate_identity(real z) { return z; }
-__device__ inline real derivative_identity(real) { return 1; }
-
-// exp of a number that is never positive cannot overflow.
-__device__ inline real activate_sigmoid(real z)
-{
-    const real e = exp(-fabs(z));
-    return (z < 0 ? e : real(1)) / (1 + e);
-}
-__device__ inline real derivative_sigmoid(real a) { return a * (1 - a); }
-
-__device__ inline real activate_tanh(real z) { return tanh(z); }
-__device__ inline real derivative_tanh(real a) { return 1 - a * a; }
-
-// Written so that NaN stays NaN: a diverged run must show.
-__device__ inline real activate_relu(real z) { return z < 0 ? 0 : z; }
-__device__ inline real derivative_relu(real a) { return a > 0; }
+#include "activations.cuh"
 
 // Z and A are rows x columns without gaps, b has a value a column; A may be Z.
 //

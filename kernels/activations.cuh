@@ -1,6 +1,6 @@
-// The activations f, each with its derivative as a function of a = f(z): the backward pass needs no Z, and
-// A may overwrite it. The constant ACTIVATION of the file that includes this picks the pair ACTIVATE,
-// DERIVATIVE.
+// The activations f, each with its derivative as a function of a = f(z) alone: the backward pass needs no Z,
+// and A may overwrite it. The constant ACTIVATION of whoever includes this picks the pair that ACTIVATE and
+// DERIVATIVE stand for. To add one: its pair of functions, and its name among the constants.
 #pragma once
 
 #define JOIN_EXPANDED(left, right) left##right

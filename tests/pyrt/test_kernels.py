@@ -150,11 +150,13 @@ class TestParse:
         source = """
         typedef REAL real;
         typedef unsigned char byte; typedef byte pixel;
+        typedef unsigned short half_word;
         __device__ void helper(int n) {}
         // extern "C" __global__ void commented(int n)
         /* extern "C" __global__ void
            commented_too(int n) */
-        extern "C" __global__ void first(int n, real rate, const real *__restrict__ in, pixel* p, double *d)
+        extern "C" __global__ void first(int n, real rate, const real *__restrict__ in, pixel* p, double *d,
+                                         half_word *h)
         { helper(n); }
         extern "C" __global__ void __launch_bounds__(256, 2)
         second(const int *const order /* rows, or null */,
@@ -169,6 +171,7 @@ class TestParse:
                 Parameter("in", "P", np.dtype("float32")),
                 Parameter("p", "P", np.dtype("uint8")),
                 Parameter("d", "P", np.dtype("float64")),
+                Parameter("h", "P", np.dtype("uint16")),
             ],
             "second": [Parameter("order", "P", np.dtype("int32")), Parameter("x", "f")],
             "nothing": [],

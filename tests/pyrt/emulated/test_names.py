@@ -236,6 +236,8 @@ class TestArithmetic:
             ("__clz(i)", [32 - i.bit_length() for i in range(64)]),
             ("__float_as_int(__int_as_float(i + 1000))", I + 1000),
             ("__float_as_int(1.0f)", 0x3F800000),
+            ("__float_as_uint(__uint_as_float(i + 3000000000u)) - 3000000000u", I),
+            ("__float_as_uint(-0.0f) >> 31", 1),
             ("warpSize", 32),
             ("sizeof(float4) + 100 * alignof(float4)", 1616),
             ("alignof(double2) + 100 * alignof(double4)", 1616),
