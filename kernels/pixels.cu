@@ -1,38 +1,82 @@
-// Pixels to numbers: the images of a batch, scaled, as the input of the network.
-// constants: REAL=float|double PIXEL=uint8|float32
+// Pixels to numbers: the images of a batch as the input of the network.
+// constants: REAL=float PIXEL=uint8|float32 NUMBER=float
+// constants: REAL=double PIXEL=uint8|float32 NUMBER=double
+// constants: REAL=float PIXEL=uint8 NUMBER=bfloat16
+//
+// X = pixel / scale; or, where NUMBER is bfloat16, the pixel itself, since that holds 0 to 255 exactly:
+// products on tensor cores take it so, and scale their result (gemm_wgmma.cu).
 
 #include "common.cuh"
+#include "bfloat16.cuh"
 
 typedef unsigned char uint8;
 typedef float float32;
 typedef PIXEL pixel;
 
+typedef NUMBER number;
+
+__device__ inline void convert(pixel p, real, bfloat16 &x) { x = to_bfloat16(p); }
+// A division and not a product with 1 / scale: it rounds as NumPy's does, so host and device agree to the
+// bit.
+__device__ inline void convert(pixel p, real scale, real &x) { x = (real)p / scale; }
+
+const int WIDTH = 4;  // neighbours that a thread takes
+
+struct alignas(WIDTH * sizeof(pixel)) Pixels {
+    pixel of[WIDTH];
+};
+struct alignas(WIDTH * sizeof(number) < 16 ? WIDTH * sizeof(number) : 16) Numbers {
+    number of[WIDTH];
+};
+
+// This thread's part of one row: WIDTH neighbours from `first` on, and every `step` columns.
+__device__ inline void convert_row(int columns, int first, int step, bool wide, real scale, const pixel *image,
+                                   number *x)
+{
+    for (int column = first; column < columns; column += step)
+        if (wide) {
+            const Pixels pixels = *(const Pixels *)(image + column);
+            Numbers numbers;
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++)
+                convert(pixels.of[i], scale, numbers.of[i]);
+            *(Numbers *)(x + column) = numbers;
+        } else {
+            for (int i = column; i < min(column + WIDTH, columns); i++)
+                convert(image[i], scale, x[i]);
+        }
+}
+
 // Both kernels: block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the
-// columns, any number of each. All arrays have `columns` columns without gaps. A division and not a product
-// with 1 / scale: it rounds as NumPy's does, so host and device agree to the bit.
+// columns (of which a thread takes four), any number of each. Images have `columns` columns without gaps, X
+// has the leading dimension ldx.
 
 // X[i] = images[i] / scale.
-extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const pixel *images, real *X)
+extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const pixel *images, number *X,
+                                        int ldx)
 {
-    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
+    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
+    const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
+    const bool wide = columns % WIDTH == 0 && ldx % WIDTH == 0;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step)
-        for (offset column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += column_step)
-            X[row * columns + column] = (real)images[row * columns + column] / scale;
+        convert_row(columns, first_column, column_step, wide, scale, images + row * columns,
+                    X + row * ldx);
 }
 
 // X[i] = images[j] / scale and batch_labels[i] = labels[j], with j = order[*place + i]: the rows of a batch
 // out of a whole set. That `place` is read here, and is no argument, lets one graph serve every batch.
 extern "C" __global__ void gather_batch(int rows, int columns, real scale, const pixel *images,
-                                        const int *labels, const int *order, const int *place, real *X,
-                                        int *batch_labels)
+                                        const int *labels, const int *order, const int *place, number *X,
+                                        int ldx, int *batch_labels)
 {
-    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
-    const int first_column = blockIdx.y * blockDim.x + threadIdx.x;
+    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
+    const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
+    const bool wide = columns % WIDTH == 0 && ldx % WIDTH == 0;
     const int *mine = order + *place;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step) {
         const offset image = mine[row];
-        for (offset column = first_column; column < columns; column += column_step)
-            X[row * columns + column] = (real)images[image * columns + column] / scale;
+        convert_row(columns, first_column, column_step, wide, scale, images + image * columns,
+                    X + row * ldx);
         if (first_column == 0)
             batch_labels[row] = labels[image];
     }

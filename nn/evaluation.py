@@ -10,8 +10,10 @@ from tabulate import tabulate
 
 from nn import reference
 from nn.feed import Feed, Slot
+from nn.fuse import fuse
 from nn.machine import Machine
 from nn.model import Model
+from nn.operations import Operation
 from nn.plan import share
 from nn.step import bind, logits_items
 from pyrt.memory import pinned
@@ -81,7 +83,8 @@ class Evaluator:
 
         def forward(slot: Slot, rows: int) -> list[Callable[[], object]]:
             items = logits_items(model.network, model.parameters, model.activations, slot, rows, pixel_scale)
-            return [bind(item, streams, machine.kernels) for item in items]
+            fused = fuse(items, machine.kernels)
+            return [bind(item, streams, machine.kernels) for item in fused if isinstance(item, Operation)]
 
         sizes = {stop - start for start, stop in self._chunks}
         self._calls = {(slot, rows): forward(slot, rows) for slot in self._feed.slots for rows in sizes}

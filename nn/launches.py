@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn.tensor_cores import TERMS, TensorCores, Terms
+from nn.tensor_cores import TERMS, TensorCores, Terms, tensor_product
 from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
@@ -21,6 +21,9 @@ GEMM_VERSIONS = (*PLAIN_GEMM_VERSIONS, "wgmma")
 """All versions; the tensor cores' is for float32, and for devices of `TENSOR_ARCHITECTURES`."""
 
 TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
+
+THIN, THIN_GEMM = 32, "register"
+"""K up to which splitting operands costs more than the whole product, and what is fastest there."""
 
 Grid = tuple[int, ...]
 Block = tuple[int, ...]
@@ -95,28 +98,41 @@ class Kernels:
         self.real = _REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         self.terms = TERMS[math]
-        self._tensor_cores = TensorCores(library)
+        self.tensor_cores = TensorCores(library)
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        return self.gemm_version == "wgmma"
+
+    def prefers_tensor_cores(self, M: int, N: int, K: int) -> bool:
+        """Whether a product of these sizes is one for tensor cores."""
+        return self.uses_tensor_cores and K > THIN
 
     def required(self, activation: str, pixel: DTypeLike) -> list[tuple[str, Constants]]:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
-        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W.
+        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. What a deeper network
+        needs more of tensor cores is compiled when it is loaded.
         """
-        real = self.real
-        file, more = "gemm", {}
-        if self.gemm_version == "wgmma":
-            file, more = "gemm_wgmma", {"TERMS": f"{self.terms}{self.terms}", "ACTIVATION": "identity"}
+        real, pixel = self.real, np.dtype(pixel)
         products: list[tuple[str, Constants]] = [
-            (file, {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b, **more})
-            for a, b in ((0, 1), (1, 0), (0, 0))
+            ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
         ]
+        if self.uses_tensor_cores:
+            terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
+            products += [
+                tensor_product(False, True, input_terms, terms, activation),
+                tensor_product(True, False, terms, input_terms, "identity"),
+                tensor_product(False, True, terms, terms, "identity"),
+                ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
+            ]
         return [
             *products,
             *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
             ("head", {"REAL": real}),
             ("reduce", {"REAL": real}),
             ("sgd", {"REAL": real}),
-            ("pixels", {"REAL": real, "PIXEL": np.dtype(pixel).name}),
+            ("pixels", {"REAL": real, "PIXEL": pixel.name, "NUMBER": real}),
             ("batch", {"REAL": real}),
         ]
 
@@ -144,21 +160,22 @@ class Kernels:
             )
         if C is None:
             C = D
-        if self.gemm_version == "wgmma":
+        if self.prefers_tensor_cores(M, N, K):
             terms_a, terms_b = (Terms.empty(self.library.driver, self.terms, *X.shape) for X in (A, B))
-            split = self._tensor_cores.split((A, terms_a), (B, terms_b))
-            multiply = self._tensor_cores.multiply(
+            split = self.tensor_cores.split((A, terms_a), (B, terms_b))
+            multiply = self.tensor_cores.multiply(
                 D, terms_a, terms_b, transpose_a, transpose_b, alpha, beta, C
             )
             return in_order([split, *multiply])
+        version = THIN_GEMM if self.uses_tensor_cores else self.gemm_version
         kernel = self.library.kernel(
             "gemm",
-            f"gemm_{self.gemm_version}",
+            f"gemm_{version}",
             REAL=self.real,
             TRANSPOSE_A=int(transpose_a),
             TRANSPOSE_B=int(transpose_b),
         )
-        grid, block = gemm_shape(self.gemm_version, M, N)
+        grid, block = gemm_shape(version, M, N)
         return kernel.bind(grid, block, M, N, K, alpha, A, A.ld, B, B.ld, beta, C, C.ld, D, D.ld)
 
     def bias_activation(self, Z: DeviceArray, b: DeviceArray, A: DeviceArray, activation: str) -> Launch:
@@ -233,14 +250,17 @@ class Kernels:
             *line_shape(size), size, decayed, rate, momentum, decay, gradients, velocity, parameters
         )
 
-    def scale_pixels(self, images: DeviceArray, X: DeviceArray, scale: float) -> Launch:
-        """X = images / scale; images (rows or more, columns), X (rows, columns)."""
-        rows, columns = _matrix("scale_pixels", X=X)
+    def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:
+        """X = images / scale; images (rows or more, columns), X (rows, columns).
+
+        X may be terms, one for uint8 images: they get the pixels themselves, and scale counts for nothing.
+        """
+        out, ld, (rows, columns) = _input("scale_pixels", X)
         available, width = _matrix("scale_pixels", images=images)
         if width != columns or available < rows:
-            raise ValueError(f"scale_pixels: images {images.shape} do not fill X {X.shape}")
-        kernel = self._pixels("scale_pixels", images)
-        return kernel.bind(*plane_shape(rows, columns), rows, columns, scale, images, X)
+            raise ValueError(f"scale_pixels: images {images.shape} do not fill X {(rows, columns)}")
+        kernel = self._pixels("scale_pixels", images, X)
+        return kernel.bind(*_pixels_shape(rows, columns), rows, columns, scale, images, out, ld)
 
     def gather_batch(
         self,
@@ -248,28 +268,31 @@ class Kernels:
         labels: DeviceArray,
         order: DeviceArray,
         place: DeviceArray,
-        X: DeviceArray,
+        X: DeviceArray | Terms,
         batch_labels: DeviceArray,
         scale: float,
     ) -> Launch:
         """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place[0] + i].
 
-        images (n, columns), labels (n,) int32, order (any,) int32, place (1,) int32, X (rows, columns),
-        batch_labels (rows,) int32. What order holds there must be row numbers below n.
+        images (n, columns), labels (n,) int32, order (any,) int32, place (1,) int32, X (rows, columns) or
+        terms as in `scale_pixels`, batch_labels (rows,) int32. What order holds there must be row numbers
+        below n.
         """
-        rows, columns = _matrix("gather_batch", X=X)
+        out, ld, (rows, columns) = _input("gather_batch", X)
         count, width = _matrix("gather_batch", images=images)
         if width != columns:
-            raise ValueError(f"gather_batch: images {images.shape} do not fill X {X.shape}")
+            raise ValueError(f"gather_batch: images {images.shape} do not fill X {(rows, columns)}")
         _same("gather_batch", (count,), labels=labels)
         _same("gather_batch", (rows,), batch_labels=batch_labels)
         _same("gather_batch", (1,), place=place)
-        kernel = self._pixels("gather_batch", images)
-        shape = plane_shape(rows, columns)
-        return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, X, batch_labels)
+        kernel = self._pixels("gather_batch", images, X)
+        shape = _pixels_shape(rows, columns)
+        return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, out, ld, batch_labels)
 
-    def _pixels(self, name: str, images: DeviceArray) -> Kernel:
-        return self.library.kernel("pixels", name, REAL=self.real, PIXEL=np.dtype(images.dtype).name)
+    def _pixels(self, name: str, images: DeviceArray, X: DeviceArray | Terms) -> Kernel:
+        number = "bfloat16" if isinstance(X, Terms) else self.real
+        pixel = np.dtype(images.dtype).name
+        return self.library.kernel("pixels", name, REAL=self.real, PIXEL=pixel, NUMBER=number)
 
     def next_batch(
         self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
@@ -284,6 +307,21 @@ class Kernels:
 def _swapped(shape: tuple[int, ...]) -> tuple[int, int]:
     rows, columns = shape
     return columns, rows
+
+
+def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple[int, int]]:
+    """Memory, leading dimension and shape of the input of the network."""
+    if isinstance(X, Terms):
+        if X.count != 1:
+            raise ValueError(f"{kernel}: a pixel is one term, not {X.count}")
+        return X.array, X.ld, (X.rows, X.columns)
+    shape = _matrix(kernel, X=X)
+    return X, X.ld, shape
+
+
+def _pixels_shape(rows: int, columns: int) -> tuple[Grid, Block]:
+    """Grid and block of the kernels of pixels.cu, whose threads take four neighbours."""
+    return plane_shape(rows, blocks(columns, 4))
 
 
 def _matrix(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:

@@ -15,12 +15,46 @@ import numpy as np
 
 from nn import reference
 from nn.launches import Kernels
+from nn.tensor_cores import Terms
 from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
 
 Compute = Callable[[], object]
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "step"
+
+
+@dataclass(frozen=True)
+class Product:
+    """D = op(A) op(B)."""
+
+    D: DeviceArray
+    A: DeviceArray
+    B: DeviceArray
+    transpose_a: bool
+    transpose_b: bool
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """X = images / scale; ``into`` gives terms the pixels themselves, where they are ``exact`` in bf16."""
+
+    X: DeviceArray
+    scale: float
+    exact: bool
+    into: Callable[[Kernels, Terms], Launch]
+
+
+@dataclass(frozen=True)
+class BiasActivation:
+    """Z becomes f(Z + b)."""
+
+    Z: DeviceArray
+    b: DeviceArray
+    activation: str
+
+
+What = Product | Pixels | BiasActivation
 
 
 @dataclass(frozen=True)
@@ -36,6 +70,8 @@ class Operation:
     flops: int
     on_device: Callable[[Kernels], Launch]
     in_numpy: Callable[[], Compute]
+    what: What | None = None
+    """What rewrites of the list (nn/fuse.py) must know of it."""
 
     @property
     def bytes(self) -> int:
@@ -78,6 +114,7 @@ def gemm(
         flops=2 * D.size * inner,
         on_device=lambda kernels: kernels.gemm(D, A, B, transpose_a, transpose_b),
         in_numpy=in_numpy,
+        what=Product(D, A, B, transpose_a, transpose_b),
     )
 
 
@@ -89,14 +126,18 @@ def scale_pixels(images: DeviceArray, X: DeviceArray, scale: float) -> Operation
         # The dtype of the division is named: uint8 pixels would be divided in float64 or float16.
         return partial(np.divide, images.host_view(), divisor, out=x, dtype=x.dtype)
 
+    def on_device(kernels: Kernels, into: DeviceArray | Terms = X) -> Launch:
+        return kernels.scale_pixels(images, into, scale)
+
     return Operation(
         "scale pixels",
         FORWARD,
         reads=(images,),
         writes=(X,),
         flops=X.size,
-        on_device=lambda kernels: kernels.scale_pixels(images, X, scale),
+        on_device=on_device,
         in_numpy=in_numpy,
+        what=Pixels(X, scale, images.dtype == np.uint8, on_device),
     )
 
 
@@ -125,6 +166,9 @@ def gather_batch(
 
         return compute
 
+    def on_device(kernels: Kernels, into: DeviceArray | Terms = X) -> Launch:
+        return kernels.gather_batch(images, labels, order, place, into, batch_labels, scale)
+
     # Of the set as many rows as are read, whichever they are.
     read = tuple(replace(array, shape=(rows, *array.shape[1:])) for array in (images, labels, order))
     return Operation(
@@ -133,8 +177,9 @@ def gather_batch(
         reads=(*read, place),
         writes=(X, batch_labels),
         flops=X.size,
-        on_device=lambda kernels: kernels.gather_batch(images, labels, order, place, X, batch_labels, scale),
+        on_device=on_device,
         in_numpy=in_numpy,
+        what=Pixels(X, scale, images.dtype == np.uint8, on_device),
     )
 
 
@@ -159,6 +204,7 @@ def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) 
         flops=2 * Z.size,
         on_device=lambda kernels: kernels.bias_activation(Z, b, Z, activation),
         in_numpy=in_numpy,
+        what=BiasActivation(Z, b, activation),
     )
 
 

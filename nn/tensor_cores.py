@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pyrt.driver import Driver
-from pyrt.kernels import Argument, Kernel, KernelLibrary, Launch, blocks
+from pyrt.kernels import Argument, Constants, Kernel, KernelLibrary, Launch, blocks
 from pyrt.memory import DeviceArray
 
 TERMS = {"float32": 3, "tf32": 2, "bf16": 1}
@@ -158,7 +158,7 @@ class TensorCores:
     def split(self, *matrices: tuple[DeviceArray, Terms]) -> Launch:
         """Queue the terms of one matrix, or of two in one launch."""
         count = max(terms.count for _, terms in matrices)
-        kernel = self._kernel("split_terms", 0, 1, count, count, "identity")
+        kernel = self._kernel("split_terms", False, True, count, count, "identity")
         rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))
         across, down = _SPLIT_BLOCK
         grid = (blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), _MAX_GRID_Y), len(matrices))
@@ -190,7 +190,7 @@ class TensorCores:
         )
         C = C or D
         result = (alpha, beta, C, C.ld, bias, D, D.ld)
-        constants = (int(transpose_a), int(transpose_b), A.count, B.count, activation)
+        constants = (transpose_a, transpose_b, A.count, B.count, activation)
         partials = None
         if tiling.parts > 1:
             partials = DeviceArray.empty(self._driver, (tiling.parts * M * N,), np.float32)
@@ -213,14 +213,20 @@ class TensorCores:
         return [product, add.bind(grid, _SUM_BLOCK, M, N, tiling.parts, partials, *result)]
 
     def _kernel(
-        self, name: str, transpose_a: int, transpose_b: int, terms_a: int, terms_b: int, activation: str
+        self, name: str, transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str
     ) -> Kernel:
-        return self._library.kernel(
-            "gemm_wgmma",
-            name,
-            REAL="float",
-            TRANSPOSE_A=transpose_a,
-            TRANSPOSE_B=transpose_b,
-            TERMS=f"{terms_a}{terms_b}",
-            ACTIVATION=activation,
-        )
+        file, constants = tensor_product(transpose_a, transpose_b, terms_a, terms_b, activation)
+        return self._library.kernel(file, name, **constants)
+
+
+def tensor_product(
+    transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str
+) -> tuple[str, Constants]:
+    """The kernel file and constants of such a product."""
+    return "gemm_wgmma", {
+        "REAL": "float",
+        "TRANSPOSE_A": int(transpose_a),
+        "TRANSPOSE_B": int(transpose_b),
+        "TERMS": f"{terms_a}{terms_b}",
+        "ACTIVATION": activation,
+    }

@@ -14,6 +14,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator
 from nn.feed import Batches, Feed, Streamed
+from nn.fuse import fuse
 from nn.losses import LossLog
 from nn.machine import Machine
 from nn.model import Model
@@ -154,7 +155,9 @@ class Training:
             batch,
             self._options.pixel_scale,
         )
-        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, self._exchange)
+        return TrainingStep(
+            fuse(items, machine.kernels), machine.streams, machine.phases, machine.kernels, self._exchange
+        )
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
         """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""

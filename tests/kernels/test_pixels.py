@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from nn.launches import Kernels
+from nn.tensor_cores import Terms
+
 
 @pytest.fixture(params=["uint8", "float32"])
 def images(request, rng):
@@ -46,12 +49,37 @@ def test_small_grid(library, device, images, rng, real, dtype):
     y = device.array(np.full(19, -1, np.int32))
     images_there, place = device.array(pixels), device.array(np.array([1], np.int32))
     arrays = [device.array(labels), device.array(order), place, X, y]
-    constants = {"REAL": real, "PIXEL": pixels.dtype.name}
+    constants = {"REAL": real, "PIXEL": pixels.dtype.name, "NUMBER": real}
     gather, scale = (library.kernel("pixels", name, **constants) for name in ("gather_batch", "scale_pixels"))
     device.run(
-        gather.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, *arrays),
-        scale.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, Y),
+        gather.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, *arrays[:4], 70, arrays[4]),
+        scale.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, Y, 70),
     )
     assert np.array_equal(X.to_host(), pixels[order[1:]].astype(dtype) / dtype.type(255))
     assert np.array_equal(y.to_host(), labels[order[1:]])
     assert np.array_equal(Y.to_host(), pixels[:19].astype(dtype) / dtype.type(255))
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (9, 33), (75, 784)])
+def test_exact(library, device, rng, rows, columns):
+    """Every pixel is one bf16 number, which is the upper half of a float32."""
+    kernels = Kernels(library, np.float32)
+    pixels, labels = rng.integers(0, 256, (50, columns), np.uint8), rng.integers(0, 9, 50).astype(np.int32)
+    order = rng.integers(0, 50, rows).astype(np.int32)
+    arrays = [device.array(array) for array in (pixels, labels, order, np.array([0], np.int32))]
+    y = device.array(np.full(rows, -1, np.int32))
+    X = Terms.empty(device.driver, 1, rows, columns)
+    device.arrays.append(X.array)
+    device.run(kernels.gather_batch(*arrays, X, y, 255.0))
+
+    def values():
+        bits = X.array.to_host().reshape(rows, X.ld)[:, :columns]
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+    assert np.array_equal(values(), pixels[order])
+    assert np.array_equal(y.to_host(), labels[order])
+    more = device.array(np.tile(255 - pixels, (2, 1)))
+    device.run(kernels.scale_pixels(more, X, 255.0))
+    assert np.array_equal(values(), more.to_host()[:rows])
+    with pytest.raises(ValueError, match="one term, not 3"):
+        kernels.scale_pixels(more, Terms(X.array, 3, rows, columns, X.ld, 0), 255.0)

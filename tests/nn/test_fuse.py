@@ -1,0 +1,135 @@
+"""Fusing for tensor cores: fewer launches, the same numbers; what does not fit stays as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nn import operations
+from nn.fuse import fuse
+from nn.launches import TENSOR_ARCHITECTURES, Kernels
+from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
+from nn.run import run
+from pyrt.memory import DeviceArray
+from tests.nn.test_run import using
+
+
+@pytest.fixture(scope="module")
+def kernels(driver, library):
+    if driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    return Kernels(library, np.float32, "wgmma")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.fixture(scope="module")
+def stream(driver):
+    return driver.create_stream()
+
+
+def names(items):
+    return [item.name if isinstance(item, Operation) else "sum" for item in items]
+
+
+class Arrays:
+    """Arrays of a 50-70-40-10 network and 45 samples."""
+
+    def __init__(self, driver, rng, pixel=np.uint8):
+        def array(*shape):
+            return DeviceArray.from_host(driver, rng.standard_normal(shape).astype("f4"))
+
+        pixels = rng.integers(0, 256, (45, 50)).astype(pixel)
+        self.images = DeviceArray.from_host(driver, pixels)
+        self.X, self.A1, self.A2, self.Z = array(45, 50), array(45, 70), array(45, 40), array(45, 10)
+        self.W1, self.W2, self.W3 = array(70, 50), array(40, 70), array(10, 40)
+        self.b1, self.dW1, self.dW2 = array(70), array(70, 50), array(40, 70)
+        self.dZ1, self.dZ2 = array(45, 70), array(45, 40)
+
+    def items(self):
+        return [
+            operations.scale_pixels(self.images, self.X, 255.0),
+            operations.gemm("Z1", FORWARD, self.A1, self.X, self.W1, transpose_b=True),
+            operations.bias_activation("A1", self.A1, self.b1, "tanh"),
+            operations.gemm("Z2", FORWARD, self.A2, self.A1, self.W2, transpose_b=True),
+            operations.gemm("dA1", BACKWARD, self.dZ1, self.dZ2, self.W2),
+            operations.gemm("dW2", BACKWARD, self.dW2, self.dZ2, self.A1, transpose_a=True),
+            SumGradients(0),
+            operations.activation_backward("dZ1", self.A1, self.dZ1, "tanh"),
+            operations.gemm("dW1", BACKWARD, self.dW1, self.dZ1, self.X, transpose_a=True),
+        ]
+
+
+def run_items(items, kernels, stream):
+    for item in items:
+        if isinstance(item, Operation):
+            item.on_device(kernels)(stream)
+    kernels.library.driver.synchronize()
+
+
+def test_every_matrix_is_split_once_and_pixels_never(driver, kernels, rng):
+    arrays = Arrays(driver, rng)
+    fused = fuse(arrays.items(), kernels)
+    assert names(fused) == [
+        "scale pixels",
+        *("split operands", "Z1"),  # W1; bias and activation are in Z1
+        *("split operands", "Z2"),  # A1 and W2
+        *("split operands", "dA1"),  # dZ2; W2 is there
+        "dW2",
+        "sum",
+        "dZ1",
+        *("split operands", "dW1"),  # dZ1, which the line before has written
+    ]
+    splits = [[array.shape for array in item.reads] for item in fused if names([item]) == ["split operands"]]
+    assert splits == [[(70, 50)], [(45, 70), (40, 70)], [(45, 40)], [(45, 70)]]
+
+
+def test_the_numbers_are_the_same(driver, kernels, library, stream, rng):
+    results = []
+    for how in (Kernels(library, np.float32, "tiled"), kernels):
+        arrays = Arrays(driver, np.random.default_rng(3))
+        run_items(fuse(arrays.items(), how), how, stream)
+        results.append(
+            [array.to_host() for array in (arrays.A1, arrays.A2, arrays.dZ1, arrays.dW1, arrays.dW2)]
+        )
+    for plain, fused in zip(*results, strict=True):
+        np.testing.assert_allclose(fused, plain, rtol=0, atol=2e-6 * np.abs(plain).max())
+
+
+def test_pixels_that_are_not_exact_are_scaled_and_split(driver, kernels, rng):
+    arrays = Arrays(driver, rng, np.float32)
+    assert names(fuse(arrays.items(), kernels))[:3] == ["scale pixels", "split operands", "Z1"]
+    (split, *_) = [item for item in fuse(arrays.items(), kernels) if names([item]) == ["split operands"]]
+    assert [array.shape for array in split.reads] == [(45, 50), (70, 50)]
+
+
+def test_pixels_that_others_read_too_are_scaled(driver, kernels, rng):
+    arrays = Arrays(driver, rng)
+    sums = operations.column_sums("sums", BACKWARD, arrays.X, arrays.b1.rows(0, 50))
+    fused = fuse([*arrays.items(), sums], kernels)
+    (split, *_) = [item for item in fused if names([item]) == ["split operands"]]
+    assert [array.shape for array in split.reads] == [(45, 50), (70, 50)]
+
+
+def test_thin_products_stay_as_they_are(driver, kernels, rng):
+    arrays = Arrays(driver, rng)
+    thin = operations.gemm("dA2", BACKWARD, arrays.dZ2, arrays.Z, arrays.W3)
+    assert fuse([thin], kernels) == [thin]
+
+
+def test_plain_products_and_numpy_are_left_alone(driver, library, rng):
+    items = Arrays(driver, rng).items()
+    assert fuse(items, Kernels(library, np.float32, "tiled")) == items
+    assert fuse(items, None) == items
+
+
+@pytest.mark.parametrize("hidden", [(40,), (48, 40)])
+@pytest.mark.parametrize("math", ["float32", "tf32", "bf16"])
+def test_it_trains_the_network_of_the_reference(driver, hidden, math):
+    if driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    options = using(device=driver.name, gemm="wgmma", math=math, hidden=hidden, check=True, samples=110)
+    assert run(options).passed
