@@ -80,27 +80,27 @@ class Orders:
     """The rows of one epoch after the other, each drawn while the one before is used."""
 
     def __init__(self, draw: Callable[[int], np.ndarray], epochs: int, helper: Helper) -> None:
-        """``draw`` gives the order of an epoch; it is called once for each, within the helper."""
+        """``draw`` gives the order of an epoch; the helper calls it once for each."""
         self._draw, self._epochs, self._helper = draw, epochs, helper
         self._drawn = np.empty(0, int)
         self._epoch = 0
-        self._start()
+
+    def start(self) -> None:
+        """Have the next order drawn; called once, before the first ``take``."""
+        if self._epoch < self._epochs:
+            self._helper.start(self._next)
 
     def take(self) -> np.ndarray:
         """The order of the next epoch, the first one at first."""
         self._helper.wait()
         order = self._drawn
         self._epoch += 1
-        self._start()
+        self.start()
         return order
 
     def close(self) -> None:
         """No more is drawn."""
         self._helper.close()
-
-    def _start(self) -> None:
-        if self._epoch < self._epochs:
-            self._helper.start(self._next)
 
     def _next(self) -> None:
         self._drawn = self._draw(self._epoch)

@@ -176,6 +176,7 @@ class Streamed:
 
     def start(self) -> None:
         """Send the first batch on its way."""
+        self._orders.start()
         self._gather(0)
         self._feed.send(0)
         self._gather(1)

@@ -13,6 +13,7 @@ from nn import operations
 from nn.operations import Operation
 from pyrt.driver import Driver
 from pyrt.memory import DeviceArray, pinned
+from pyrt.phases import Phase
 from pyrt.streams import Streams
 
 RING = 32
@@ -25,10 +26,13 @@ class LossLog:
     Every rank reads the loss of a given step at the same place in the loop, so that all stop together.
     """
 
-    def __init__(self, driver: Driver, streams: Streams, loss: DeviceArray, rows: int, every: int) -> None:
+    def __init__(
+        self, driver: Driver, streams: Streams, waiting: Phase, loss: DeviceArray, rows: int, every: int
+    ) -> None:
         """``loss`` (1,) is what the exchange sums; ``rows`` are those of all orders on the device; the ring
-        is copied once ``every`` steps or more are queued."""
+        is copied once ``every`` steps or more are queued. ``waiting`` is the phase that reading is."""
         self._driver, self._stream, self._loss = driver, streams.compute, loss
+        self._waiting = waiting
         self._rows, self._every = rows, every
         self._state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
         self._ring = DeviceArray.from_host(driver, np.zeros(RING, loss.dtype))
@@ -58,7 +62,8 @@ class LossLog:
         readable, copy = (stop, self._latest) if now else (before, 1 - self._latest)
         if readable == self._read:
             return []
-        self._driver.synchronize_event(self._copied[copy])
+        with self._waiting:
+            self._driver.synchronize_event(self._copied[copy])
         ring = self._host[copy]
         losses = [(step, float(ring[step % RING])) for step in range(self._read, readable)]
         self._read = readable

@@ -81,6 +81,10 @@ class Options:
         "of the training set: resident on the device, or streamed to it; auto: resident where it fits",
         choices=placement.CHOICES,
     )
+    graph: bool = _option(
+        True,
+        "replay steps from graphs, else launch kernel by kernel; never with --profile or without kernels",
+    )
     print_every: int | None = _option(None, "print the loss every N steps", "N")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
     json: Path | None = _option(None, "write all that is printed, and more, to a JSON file", "FILE")

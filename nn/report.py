@@ -111,7 +111,7 @@ def phase_table(rows: Sequence[PhaseRow]) -> str:
             row.calls,
             row.host * 1e3,
             row.device * 1e3 if row.device is not None else None,
-            row.mean * 1e6,
+            row.mean * 1e6 if row.mean else None,  # replayed from graphs it is never entered
             row.share * 100,
             row.least * 1e3,
             row.most * 1e3,
@@ -146,14 +146,21 @@ def header(
             plan += f" (--batch {options.batch} is more than the training set: one batch an epoch)"
         plan += f", learning rate {options.lr:g}, momentum {options.momentum:g}, reg {options.reg:g}"
         lines.append(("training", plan))
-        lines.append(("batches", _PLACEMENTS[environment["placement"]]))
+        lines.append(("batches", _batches(environment)))
     return [f"{word:9s} {text}" for word, text in lines]
 
 
 _PLACEMENTS = {
-    "resident": "resident: the training set is on the device, and a batch's rows are gathered there",
-    "stream": "stream: rows are gathered on the host and copied through pinned double buffers",
+    "resident": "resident: the training set is on the device, and rows are gathered there",
+    "stream": "stream: rows are gathered on the host and copied through two pinned buffers",
 }
+
+
+def _batches(environment: dict[str, Any]) -> str:
+    text = _PLACEMENTS[environment["placement"]]
+    if environment["device"] == "cpu":
+        return text
+    return f"{text}; {'graphs are replayed' if environment['graphs'] else 'kernels are launched one by one'}"
 
 
 def _devices(environment: dict[str, Any]) -> str:

@@ -95,6 +95,7 @@ class Resident:
 
     def start(self) -> None:
         """Send the first epoch's order on its way."""
+        self._drawn.start()
         self._send(0)
 
     def begin(self, step: int) -> None:

@@ -149,6 +149,8 @@ class _Pipeline:
             self._model = Model(options, dataset, machine, most)
         with self._phases.phase("train setup"), self._job.together():
             self._placement = self._place()
+        # Under --profile the host waits for the end of every phase.
+        self._graphs = options.graph and not options.profile and machine.driver.has_kernels
         self._environment = self._describe(why)
 
     def _place(self) -> str:
@@ -171,7 +173,13 @@ class _Pipeline:
         machine = self._machine
         with self._phases.phase("train setup"), self._job.together():
             training = Training(
-                self._options, self._model, machine, self._dataset, self._schedule, self._placement
+                self._options,
+                self._model,
+                machine,
+                self._dataset,
+                self._schedule,
+                self._placement,
+                self._graphs,
             )
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
@@ -271,6 +279,7 @@ class _Pipeline:
             "blas_threads": job.threads,
             "exchange": options.exchange if job.size > 1 else "local",
             "placement": self._placement,
+            "graphs": self._graphs,
             "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",
             "network": str(network),
             "parameters": network.parameter_count,

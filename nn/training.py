@@ -20,11 +20,13 @@ from nn.machine import Machine
 from nn.model import Model
 from nn.options import Options
 from nn.plan import gradient_layout, panels, share
+from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.step import EmptyStep, TrainingStep, training_items, under_phase
 from nn.update import SgdUpdate
 from pyrt import exchange
 from pyrt.exchange import Exchange
+from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
 from pyrt.memory import Arena
 
@@ -62,7 +64,9 @@ class Training:
         dataset: Dataset,
         schedule: Schedule,
         placement: str,
+        graphs: bool,
     ) -> None:
+        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs."""
         self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
         driver, streams, phases = machine.driver, machine.streams, machine.phases
         self._gradients = Arena(driver, gradient_layout(model.network, options.dtype))
@@ -71,16 +75,16 @@ class Training:
         self._iteration = phases.phase("batch iteration", streams.compute)
         self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1
-        self._log = LossLog(driver, streams, self._gradients["loss"], 2 * schedule.samples, every)
+        reading = phases.phase("losses device -> host")
+        self._log = LossLog(driver, streams, reading, self._gradients["loss"], 2 * schedule.samples, every)
         self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
+        self._most = self._steps_at_once() if graphs else 1
+        recorder = Recorder(driver, streams.compute, phases) if graphs else None
         self._steps = [
-            {size: self._make_step(slot, size) for size in schedule.sizes}
+            {size: self._make_steps(slot, size, recorder) for size in schedule.sizes}
             for slot in range(self._batches.slots)
         ]
-        self._advance = {
-            size: under_phase(self._log.next_batch(size), streams, phases, machine.kernels)
-            for size in schedule.sizes
-        }
+        self._graphs = graphs
 
     def _streamed(self, dataset: Dataset) -> Batches:
         machine, schedule = self._machine, self._schedule
@@ -137,13 +141,30 @@ class Training:
         )
         return exchange.create(options.exchange, setting)
 
-    def _make_step(self, slot: int, batch: int) -> TrainingStep | EmptyStep:
-        """The step of this rank's part of a batch, for the steps that find it where step ``slot`` does."""
+    def _steps_at_once(self) -> int:
+        """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
+        schedule, every = self._schedule, self._options.print_every
+        if self._batches.slots > 1 or not self._exchange.on_device:
+            return 1
+        return min(MOST, schedule.samples // schedule.batch, every or MOST)
+
+    def _make_steps(self, slot: int, batch: int, recorder: Recorder | None) -> Steps:
+        """The steps with batches of this size that find them where step ``slot`` does."""
+        machine = self._machine
+        operation = self._log.next_batch(batch)
+        advance = under_phase(operation, machine.streams, machine.phases, machine.kernels)
+        if recorder is None:
+            return Launched(self._make_step(slot, batch, self._exchange), self._exchange, advance)
+        step = self._make_step(slot, batch, Gate(self._exchange, recorder, len(self._panels)))
+        most = self._most if batch == self._schedule.batch else 1
+        return Replayed(step, self._exchange, advance, recorder, most)
+
+    def _make_step(self, slot: int, batch: int, exchange: Exchange) -> TrainingStep | EmptyStep:
+        """This rank's part of such a step."""
         model, machine = self._model, self._machine
         start, stop = share(batch, machine.job.size, machine.job.rank)
         if start == stop:
-            buckets = len(self._panels)
-            return EmptyStep(self._gradients, buckets, machine.streams, machine.phases, self._exchange)
+            return EmptyStep(self._gradients, len(self._panels), machine.streams, machine.phases, exchange)
         items = training_items(
             model.network,
             model.parameters,
@@ -155,9 +176,8 @@ class Training:
             batch,
             self._options.pixel_scale,
         )
-        return TrainingStep(
-            fuse(items, machine.kernels), machine.streams, machine.phases, machine.kernels, self._exchange
-        )
+        items = fuse(items, machine.kernels)
+        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
         """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""
@@ -173,26 +193,28 @@ class Training:
                 console.say(_epoch_line(epochs[-1], self._schedule.epochs))
         return epochs
 
-    def _epoch(self, epoch: int, advance: Callable[[], object], console: Console) -> float:
-        first, stop = epoch * self._schedule.batches, (epoch + 1) * self._schedule.batches
+    def _epoch(self, epoch: int, advance: Callable[[int], object], console: Console) -> float:
         total = 0.0
-        for step in range(first, stop):
-            self._step(step)
-            for read, loss in self._log.read(step + 1, now=self._prints(step) or step + 1 == stop):
+        last = (epoch + 1) * self._schedule.batches - 1
+        for run in runs(self._schedule, epoch, self._most, self._options.print_every, self._graphs):
+            self._queue(run)
+            step = run.first + run.steps - 1
+            for read, loss in self._log.read(step + 1, now=self._prints(step) or step == last):
                 total += self._take(read, loss, console)
-            advance()
+            advance(run.steps)
         return total / self._schedule.samples
 
-    def _step(self, step: int) -> None:
-        batches, batch = self._batches, self._schedule.size(step)
+    def _queue(self, run: Run) -> None:
+        batches, last = self._batches, run.first + run.steps - 1
+        steps = self._steps[run.first % batches.slots][self._schedule.size(run.first)]
+        self._iteration.weight = run.steps
         self._machine.phases.barrier()
         with self._iteration:
-            batches.begin(step)
-            self._steps[step % batches.slots][batch].run()
-            batches.end(step)
-            batches.ahead(step)
-            self._exchange.finish()
-            self._advance[batch]()
+            batches.begin(run.first)
+            steps.start(run.steps, run.timed)
+            batches.end(last)
+            batches.ahead(last)
+            steps.finish()
 
     def _prints(self, step: int) -> bool:
         every = self._options.print_every

@@ -4,15 +4,19 @@ Host times are self-times: at any moment exactly one phase is charged, the inner
 covers is charged to ``other``. So the host times of a rank add up to its wall time. Device times come
 from pairs of events, read when they are long done: entering and leaving a phase never synchronises
 (but under ``profile``, where that is the purpose).
+
+While a graph is captured, entering a phase is no work of its own: it is noted, and counted and timed as often
+as the graph is replayed (pyrt/graphs.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from pyrt.driver import Driver, StreamHandle
 
@@ -36,6 +40,23 @@ class PhaseTimes:
     device_calls: int
 
 
+class Notes(Protocol):
+    """What becomes of phases that are entered while a graph is captured."""
+
+    def enter(self, phase: Phase) -> None:
+        """The phase begins here."""
+
+    def leave(self, phase: Phase) -> None:
+        """It ends here."""
+
+
+class Replays(Protocol):
+    """Phases that are passed without being entered."""
+
+    def settle(self) -> None:
+        """Add all that has not been added yet to the phases' calls and device times; waits for the latter."""
+
+
 class Phases:
     """The phases of one rank, created once by name and entered any number of times."""
 
@@ -46,9 +67,11 @@ class Phases:
         self._mark = started
         self._root = Phase(self, "other", None)
         self._root.calls = 1
-        self._used.append(self._root)
+        self.use(self._root)
         self._current = self._root
         self._driver: Driver | None = None
+        self._notes: Notes | None = None
+        self._replays: list[Replays] = []
         self.barrier: Callable[[], None] = _nothing
         """Under ``profile``: the ranks wait here for each other, so that the wait is charged to no phase of
         work; else nothing."""
@@ -76,21 +99,43 @@ class Phases:
     def charge(self, name: str, until: float) -> None:
         """Charge the time from the last mark until ``until`` (a ``perf_counter``) to a phase, afterwards."""
         phase = self.phase(name)
-        if phase.calls == 0:
-            self._used.append(phase)
+        self.use(phase)
         phase.calls += 1
         phase.host += until - self._mark
         phase.elapsed += until - self._mark
         self._mark = until
 
+    def use(self, phase: Phase) -> None:
+        """Give the phase its row, behind those that were used before it."""
+        if not phase.used:
+            phase.used = True
+            self._used.append(phase)
+
+    @contextmanager
+    def noted(self, notes: Notes) -> Iterator[None]:
+        """Within the block phases are not measured: that they are entered and left is told to ``notes``."""
+        self._notes = notes
+        try:
+            yield
+        finally:
+            self._notes = None
+
+    def add_replays(self, replays: Replays) -> None:
+        """Ask these too, whenever times are asked for."""
+        self._replays.append(replays)
+
     def settle(self) -> None:
         """Read the times that the device still holds; from here on phases are timed on the host alone."""
+        for replays in self._replays:
+            replays.settle()
         for phase in self._phases.values():
             phase.settle()
         self._driver = None
 
     def times(self) -> list[PhaseTimes]:
         """Times of all phases so far, in the order of their first use."""
+        for replays in self._replays:
+            replays.settle()
         self._switch(self._current)
         return [phase.times() for phase in self._used]
 
@@ -122,6 +167,8 @@ class Phase:
         "host",
         "name",
         "timer",
+        "used",
+        "weight",
     )
 
     def __init__(self, phases: Phases, name: str, timer: DeviceTimer | None) -> None:
@@ -130,6 +177,9 @@ class Phase:
         self.host = 0.0
         self.elapsed = 0.0
         self.timer = timer
+        self.used = False
+        self.weight = 1
+        """Calls that entering it once stands for, from now on."""
         self._phases = phases
         self._outer: Phase | None = None
         self._entered = 0.0
@@ -137,19 +187,26 @@ class Phase:
         self._push, self._pop = _nvtx_range(name)
 
     def __enter__(self) -> Phase:
+        if self._phases._notes is not None:
+            self._phases._notes.enter(self)
+            return self
         self._outer = self._phases._current
         self._entered = self._phases._switch(self)
-        if self.calls == 0:
-            self._phases._used.append(self)
-        self.calls += 1
+        if not self.used:
+            self._phases.use(self)
+        self.calls += self.weight
         self._push()
         if self.timer is not None:
-            self.timer.start()
+            self.timer.start(self.weight)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._phases._notes is not None:
+            if kind is None:
+                self._phases._notes.leave(self)
+            return
         if kind is None:  # else the device may be in error too: keep the exception that matters
             if self.timer is not None:
                 self.timer.stop()
@@ -179,24 +236,33 @@ class DeviceTimer:
 
     def __init__(self, driver: Driver, stream: StreamHandle) -> None:
         self._driver = driver
-        self._stream = stream
+        self.stream = stream
         events = [driver.create_event(timing=True) for _ in range(2 * _PAIRS)]
         self._pairs = list(zip(events[::2], events[1::2], strict=True))
         self._recorded = [False] * _PAIRS
+        self._weights = [1] * _PAIRS
         self._next = 0
         self._seconds = 0.0
         self._timed = 0
 
-    def start(self) -> None:
+    def start(self, weight: int = 1) -> None:
+        """Here begin so many calls."""
         if self._recorded[self._next] and self._driver.is_done(self._pairs[self._next][1]):
             self._collect(self._next)
         self._recorded[self._next] = False
-        self._driver.record(self._pairs[self._next][0], self._stream)
+        self._weights[self._next] = weight
+        self._driver.record(self._pairs[self._next][0], self.stream)
 
     def stop(self) -> None:
-        self._driver.record(self._pairs[self._next][1], self._stream)
+        """Here they end."""
+        self._driver.record(self._pairs[self._next][1], self.stream)
         self._recorded[self._next] = True
         self._next = (self._next + 1) % _PAIRS
+
+    def add(self, seconds: float) -> None:
+        """A call that was timed elsewhere."""
+        self._seconds += seconds
+        self._timed += 1
 
     def total(self) -> tuple[float, int]:
         """Seconds on the device and the number of calls they cover."""
@@ -208,7 +274,7 @@ class DeviceTimer:
 
     def _collect(self, index: int) -> None:
         self._seconds += self._driver.elapsed(*self._pairs[index])
-        self._timed += 1
+        self._timed += self._weights[index]
         self._recorded[index] = False
 
 

@@ -50,7 +50,7 @@ class Driver(Protocol):
         """Free what ``allocate`` gave; the caller has synchronised with its users."""
 
     def free_memory(self) -> int:
-        """Bytes that ``allocate`` could give now, to all that use the device; 0 without kernels."""
+        """Bytes that are free, for all that use the device; 0 where there are no kernels."""
 
     def allocate_pinned(self, nbytes: int) -> np.ndarray:
         """Page-locked host memory as uint8 (nbytes,), kept until ``close``."""

@@ -63,6 +63,8 @@ class Exchange(Protocol):
     """One sum over ranks and one update a step."""
 
     name: str
+    on_device: bool
+    """Whether all it does is to queue work on the device: a graph can hold it then."""
 
     def ready(self, bucket: int) -> None:
         """The kernels that fill this bucket are queued on the compute stream. In bucket order.

@@ -15,6 +15,7 @@ class BlockingExchange:
     """One message for all buckets, after the last one is ready."""
 
     name = "blocking"
+    on_device = False
 
     def __init__(self, setting: Setting) -> None:
         self._driver = setting.driver

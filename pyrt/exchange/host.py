@@ -38,6 +38,7 @@ class HostExchange:
     """Buckets move from ``queued`` (copied down) to ``posted`` (being summed) to ``applied``, in order."""
 
     name = "host"
+    on_device = False
 
     def __init__(self, setting: Setting) -> None:
         self._driver = setting.driver

@@ -9,6 +9,7 @@ class LocalExchange:
     """Updates every bucket once all are ready."""
 
     name = "local"
+    on_device = True
 
     def __init__(self, setting: Setting) -> None:
         self._compute = setting.streams.compute

@@ -50,6 +50,7 @@ def test_orders_come_one_after_the_other_and_each_is_drawn_once(helper):
         return np.arange(3) + epoch
 
     orders = Orders(draw, 4, helper)
+    orders.start()
     assert [orders.take().tolist() for _ in range(4)] == [[e, e + 1, e + 2] for e in range(4)]
     orders.close()
     assert drawn == [0, 1, 2, 3]
@@ -58,6 +59,7 @@ def test_orders_come_one_after_the_other_and_each_is_drawn_once(helper):
 def test_an_order_is_drawn_while_the_one_before_is_used():
     drawn = threading.Event()
     orders = Orders(lambda epoch: drawn.set() if epoch == 1 else None, 2, Worker())
+    orders.start()
     orders.take()
     assert drawn.wait(60)
     orders.close()

@@ -9,6 +9,7 @@ from nn.losses import RING, LossLog
 from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
 from pyrt.memory import DeviceArray
+from pyrt.phases import Phases
 from pyrt.streams import Streams
 
 
@@ -18,7 +19,7 @@ class Steps:
     def __init__(self, driver, kernels, every):
         self.streams = Streams(driver)
         self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
-        self.log = LossLog(driver, self.streams, self.loss, 60, every)
+        self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, 60, every)
         self.next_batch = bind(self.log.next_batch(7), self.streams, kernels)
         self.queued = 0
 

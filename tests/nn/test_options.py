@@ -123,7 +123,7 @@ def test_the_defaults():
     assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0, 3000, 0.1)
     assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
     assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "host")
-    assert options.placement == "auto"
+    assert options.placement == "auto" and options.graph
     assert options.shuffle and not options.share_gpus and not options.check
     assert [parse(["--dtype", dtype]).check_tolerance for dtype in ("float32", "float64")] == [1e-4, 1e-11]
 
@@ -134,7 +134,8 @@ def test_a_command_line_fills_every_option():
         "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
         "--data folder --samples 9 --no-shuffle "
         "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
-        "--gemm naive --exchange blocking --placement stream --print-every 2 --profile --json c.json"
+        "--gemm naive --exchange blocking --placement stream --no-graph --print-every 2 --profile "
+        "--json c.json"
     )
     options = parse(line.split())
     assert options == Options(
@@ -164,6 +165,7 @@ def test_a_command_line_fills_every_option():
         gemm="naive",
         exchange="blocking",
         placement="stream",
+        graph=False,
         print_every=2,
         profile=True,
         json=Path("c.json"),

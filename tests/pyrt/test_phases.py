@@ -152,6 +152,22 @@ class TestDeviceTimes:
         assert (times.calls, times.device_calls, device.waits) == (50, 16, 16)
         assert times.device == sum(range(34, 50))
 
+    def test_entering_a_phase_may_stand_for_several_calls(
+        self, phases: Phases, device: ClockedDriver
+    ) -> None:
+        """Where a pair of events is left out, so are all its calls."""
+        for call in range(20):
+            phases.phase("work", stream="a stream").weight = 1 + call % 2
+            self.enter(phases, device, seconds=1)
+        times = by_name(phases)["work"]
+        assert (times.calls, times.device_calls, times.device) == (30, 30, 20)
+        device.stuck = True
+        phases.phase("work").weight = 3
+        for _ in range(20):
+            self.enter(phases, device, seconds=1)
+        times = by_name(phases)["work"]
+        assert (times.calls, times.device_calls, times.device) == (90, 78, 36)
+
     def test_they_can_be_asked_for_twice(self, phases: Phases, device: ClockedDriver) -> None:
         self.enter(phases, device, seconds=5)
         assert by_name(phases)["work"] == by_name(phases)["work"]

@@ -1,0 +1,149 @@
+"""How steps get onto the device: their operations launched one by one, or replayed from graphs.
+
+A launch costs the host more than many a kernel takes. A graph holds a step, or several of them where all of
+a step stays on the device; where the exchange leaves it, the operations between two of its calls. Which
+batch a step is for it finds on the device (kernels/batch.cu), so the same graph serves all of a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from nn.batches import Schedule
+from nn.step import EmptyStep, TrainingStep
+from pyrt.exchange import Exchange
+from pyrt.graphs import Recorder
+
+MOST = 8
+"""Steps in the largest graph: a launch for each eighth step costs next to nothing."""
+
+_TIMED_FIRST = 5
+_TIMED_EVERY = 31
+"""Steps 1 to 4 (step 0 warms up), and then every 31st are replayed from graphs that hold events, to time the
+phases. These take longer; as many of them as here cost a run less than 2%. A prime: it meets full and short
+batches alike."""
+
+
+class Run(NamedTuple):
+    """Consecutive steps that are queued at once."""
+
+    first: int
+    steps: int
+    timed: bool
+
+
+def is_timed(step: int, steps: int) -> bool:
+    """Whether a run of that many steps times the phases of this one in its graph."""
+    return 0 < step < _TIMED_FIRST or (step > 0 and step % _TIMED_EVERY == 0) or steps == 1
+
+
+def runs(schedule: Schedule, epoch: int, most: int, print_every: int | None, graphs: bool) -> Iterator[Run]:
+    """The steps of an epoch in runs of 1, 2, 4, .. up to ``most`` steps.
+
+    A step that is timed, and a short last one, are runs of their own; a step whose loss is printed ends one.
+    Without graphs each step is.
+    """
+    step, stop = epoch * schedule.batches, (epoch + 1) * schedule.batches
+    while step < stop:
+        run = _run(schedule, step, stop, most, print_every) if graphs else Run(step, 1, False)
+        yield run
+        step += run.steps
+
+
+def _run(schedule: Schedule, step: int, stop: int, most: int, print_every: int | None) -> Run:
+    if is_timed(step, schedule.steps):
+        return Run(step, 1, True)
+    if print_every is not None:
+        stop = min(stop, step - step % print_every + print_every)
+    stop, count = min(stop, step + most), 1
+    while (
+        step + count < stop
+        and schedule.size(step + count) == schedule.batch
+        and not is_timed(step + count, schedule.steps)
+    ):
+        count += 1
+    return Run(step, 1 << (count.bit_length() - 1), False)
+
+
+class Steps(Protocol):
+    """The steps of one batch size that find their batch in one place."""
+
+    def start(self, count: int, timed: bool) -> None:
+        """Queue so many of them, or of a single one all that comes before the end of its exchange."""
+
+    def finish(self) -> None:
+        """What ``start`` has left."""
+
+
+class Launched:
+    """Each operation is launched, one step at a time."""
+
+    def __init__(
+        self, step: TrainingStep | EmptyStep, exchange: Exchange, advance: Callable[[], object]
+    ) -> None:
+        """``advance`` ends a step after its exchange."""
+        self._step, self._exchange, self._advance = step, exchange, advance
+
+    def start(self, count: int, timed: bool) -> None:
+        self._step.run()
+
+    def finish(self) -> None:
+        self._exchange.finish()
+        self._advance()
+
+
+class Replayed:
+    """Graphs of a step, captured when this is made."""
+
+    def __init__(
+        self,
+        step: TrainingStep | EmptyStep,
+        exchange: Exchange,
+        advance: Callable[[], object],
+        recorder: Recorder,
+        most: int,
+    ) -> None:
+        """As `Launched`; ``step`` has a `Gate` for its exchange. Up to ``most`` steps are queued at once."""
+        self._step, self._exchange, self._advance = step, exchange, advance
+        self._timed = recorder.record(partial(self._work, 1), timed=True)
+        self._plain = [recorder.record(partial(self._work, 1 << log)) for log in range(most.bit_length())]
+
+    def start(self, count: int, timed: bool) -> None:
+        (self._timed if timed else self._plain[count.bit_length() - 1])()
+
+    def finish(self) -> None:
+        if not self._exchange.on_device:
+            self._exchange.finish()
+            self._advance()
+
+    def _work(self, count: int) -> None:
+        """What is captured: whole steps, or a step up to the end of its exchange."""
+        for _ in range(count):
+            self._step.run()
+            if self._exchange.on_device:
+                self._exchange.finish()
+                self._advance()
+
+
+class Gate:
+    """Stands before the exchange while steps are recorded: its calls that leave the device are made in each
+    replay, between two graphs."""
+
+    def __init__(self, exchange: Exchange, recorder: Recorder, buckets: int) -> None:
+        self._exchange, self._recorder, self._last = exchange, recorder, buckets - 1
+        self.name, self.on_device = exchange.name, exchange.on_device
+
+    def ready(self, bucket: int) -> None:
+        """As the exchange's. The last bucket's call can wait for the last graph: no work is behind it."""
+        if self.on_device:
+            self._exchange.ready(bucket)
+        elif bucket < self._last:
+            self._recorder.between(partial(self._exchange.ready, bucket))
+        else:
+            self._recorder.at_end(partial(self._exchange.ready, bucket))
+
+    def finish(self) -> None:
+        """As the exchange's, which `Replayed` calls."""
+        self._exchange.finish()

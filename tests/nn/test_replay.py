@@ -1,0 +1,214 @@
+"""nn/replay.py: which steps are queued at once; whole runs, whose bits no graph and no placement changes."""
+
+import dataclasses
+import faulthandler
+import re
+
+import numpy as np
+import pytest
+
+from nn import placement, plan
+from nn.batches import Schedule
+from nn.console import Console
+from nn.options import Options
+from nn.replay import MOST, Run, is_timed, runs
+from nn.run import run
+from nn.training import Diverged
+from pyrt.errors import UserError
+from pyrt.job import join
+
+SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, reg=0.01, val_fraction=0.0, seed=3)
+
+WAYS = [{"graph": graph, "placement": where} for graph in (False, True) for where in ("stream", "resident")]
+
+
+def all_runs(schedule, most=MOST, print_every=None, graphs=True):
+    return [list(runs(schedule, epoch, most, print_every, graphs)) for epoch in range(schedule.epochs)]
+
+
+def schedule(samples, batch, epochs=5):
+    return Schedule(samples, samples, batch, epochs, True, 0)
+
+
+class TestRuns:
+    @pytest.mark.parametrize(("samples", "batch"), [(200, 10), (203, 10), (7, 7), (9, 7), (1500, 10)])
+    @pytest.mark.parametrize("most", [1, 2, 8])
+    @pytest.mark.parametrize("print_every", [None, 1, 5, 7, 1000])
+    def test_no_run_crosses_what_must_end_one(self, samples, batch, most, print_every):
+        batches = schedule(samples, batch)
+        passed = 0
+        for epoch, found in enumerate(all_runs(batches, most, print_every)):
+            for first, steps, timed in found:
+                assert (first, epoch) == (passed, batches.epoch(first))
+                assert steps in (1, 2, 4, 8) and steps <= most
+                assert timed == is_timed(first, batches.steps) and (steps == 1 or not timed)
+                inside = range(first, first + steps)
+                assert steps == 1 or all(batches.size(step) == batch for step in inside)
+                assert not any(is_timed(step, batches.steps) for step in inside[1:])
+                printed = [step for step in inside if print_every and (step + 1) % print_every == 0]
+                assert printed in ([], [inside[-1]])
+                passed += steps
+            assert passed == (epoch + 1) * batches.batches
+
+    def test_they_are_as_long_as_may_be(self):
+        first, second, *_ = all_runs(schedule(203, 10))
+        assert [steps for _, steps, _ in first] == [1, 1, 1, 1, 1, 8, 4, 2, 1, 1]
+        assert [steps for _, steps, _ in second] == [8, 2, 1, 8, 1, 1]
+        printing = all_runs(schedule(200, 10), print_every=6)[1]
+        assert [steps for _, steps, _ in printing] == [4, 4, 2, 1, 1, 4, 4]
+
+    def test_without_graphs_each_step_is_one(self):
+        assert all_runs(schedule(30, 10, 2), 1, None, False) == [
+            [Run(step, 1, False) for step in range(3)],
+            [Run(step, 1, False) for step in range(3, 6)],
+        ]
+
+    def test_few_steps_are_timed_and_short_ones_among_them(self):
+        timed = [step for step in range(3000) if is_timed(step, 3000)]
+        assert timed[:5] == [1, 2, 3, 4, 31] and len(timed) < 3000 / 30 + 5
+        for batches in range(1, 20):
+            assert {step % batches for step in timed} == set(range(batches))
+        assert is_timed(0, 1)
+
+
+@pytest.fixture(autouse=True)
+def watchdog():
+    """A rank that waits for another for ever ends here, with its traceback, and mpirun ends the others."""
+    faulthandler.dump_traceback_later(300, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def ended(driver, tmp_path, monkeypatch):
+    """Makes a run on random images, in this process: all that it can be told by, bit by bit.
+
+    Having the ``driver`` open keeps a GPU's context from one run to the next.
+    """
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (50, 3, 4)).astype(np.uint8)
+    np.savez(tmp_path / "digits.npz", x_train=images, y_train=np.arange(50) % 3)
+    folder = join().comm.bcast(tmp_path)
+    monkeypatch.setattr(plan, "PANEL_BYTES", 200)  # two panels of the first layer
+
+    def run_to_end(console=None, **changes):
+        where = {"device": driver.name, "data": str(tmp_path / "digits.npz"), "share_gpus": True}
+        options = dataclasses.replace(SMALL, save=folder / "w.npz", **{**where, **changes})
+        report = run(options, console=console)
+        join().comm.Barrier()
+        with np.load(folder / "w.npz") as file:
+            weights = {name: file[name].tobytes() for name in file.files if name != "run"}
+        join().comm.Barrier()
+        return weights, report.losses, [epoch.loss for epoch in report.epochs], report
+
+    return run_to_end
+
+
+CASES = {
+    "one step": {"samples": 8, "batch": 8, "epochs": 1},
+    "ragged last batch": {"samples": 45, "momentum": 0.9, "print_every": 7},
+    "repeated samples, in order": {"samples": 120, "batch": 9, "shuffle": False, "epochs": 2},
+    "ranks without samples": {"samples": 7, "batch": 3, "print_every": 2, "epochs": 5},
+}
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_graphs_and_placements_give_the_same_bits(ended):
+    """One rank takes all cases, two the second, three the third and four the last."""
+    ranks, failed = join().size, []
+    cases = CASES if ranks == 1 else {name: CASES[name] for name in [list(CASES)[ranks - 1]]}
+    for name, case in cases.items():
+        results = [ended(**case, **way)[:3] for way in WAYS]
+        failed += [(name, way) for way, got in zip(WAYS, results, strict=True) if got != results[0]]
+    assert not failed
+
+
+@pytest.mark.parallel([2])
+def test_graphs_around_the_blocking_exchange_give_the_same_bits(ended):
+    case = {"exchange": "blocking", "samples": 25}
+    assert ended(graph=False, **case)[:3] == ended(**case)[:3]
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([1, 3])
+def test_in_every_order_and_under_the_checks_too(ended):
+    """On the emulated device."""
+    case = {"device": "emulated", "samples": 37, "batch": 4, "epochs": 2}
+    expected = ended(graph=False, placement="stream", **case)[:3]
+    for where in ("stream", "resident"):
+        for how in ({"sanitize": True}, {"order_seed": 1}):
+            assert ended(placement=where, **how, **case)[:3] == expected
+
+
+class Lines(Console):
+    """Keeps what is said of steps."""
+
+    def __init__(self):
+        super().__init__(speaking=False)
+        self.lines = []
+
+    def say(self, line):
+        if line.startswith("step "):
+            self.lines.append(line)
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_run_diverges_at_the_same_step(ended):
+    """Every rank stops there, and all losses before it have been printed: weights grow 10^4 times a step."""
+    changes = {"samples": 160, "batch": 5, "epochs": 9, "lr": 1e6}
+    for print_every in (None, 1, 5) if join().size == 1 else (5,):
+        told = set()
+        for way in WAYS:
+            said = Lines()
+            with pytest.raises(Diverged) as caught:
+                ended(said, print_every=print_every, **changes, **way)
+            told.add((str(caught.value), tuple(said.lines)))
+        ((message, _),) = set().union(*join().comm.allgather(told))
+        assert re.search(r"epoch 1, step ([789]|1[012]):", message)  # in the first graph of eight steps
+
+
+@pytest.mark.parallel([1, 2])
+def test_phases_in_graphs_are_counted_and_timed(ended):
+    """As often as without graphs; some of them are timed, and the host's part is the replays alone."""
+    changes = {"samples": 80, "batch": 5, "epochs": 2}
+    *_, plain = ended(graph=False, **changes)
+    *_, graphs = ended(**changes)
+    if join().rank > 0:
+        return
+    on_device = [row for row in plain.phases if row.device is not None]
+    assert len(on_device) > 20
+    for row in on_device:
+        assert graphs.phase(row.name).calls == row.calls, row.name
+    replays = graphs.phase("graph replay").calls
+    panels = 4 * 32 if join().size > 1 else 0
+    assert (replays < 20) if join().size == 1 else (replays == panels), replays
+    for name in ("forward", "scale pixels", "forward GEMM 1", "sum of losses", "backward", "backward GEMM 5"):
+        assert graphs.phase(name).device > 0 and graphs.phase(name).host == 0
+    assert graphs.phase("forward").device > graphs.phase("forward GEMM 1").device
+    assert graphs.phase("batch iteration").device > graphs.phase("forward").device
+
+
+def test_a_profile_launches_each_kernel(ended):
+    *_, report = ended(profile=True, samples=30)
+    assert "graph replay" not in [row.name for row in report.phases]
+    assert report.phase("forward GEMM 1").host > 0
+    assert not report.environment["graphs"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_header_says_where_the_batches_come_from(ended, way):
+    *_, report = ended(samples=10, epochs=0, **way)
+    (line,) = (line for line in report.environment["header"] if line.startswith("batches"))
+    assert way["placement"] in line and ("graphs are replayed" in line) == way["graph"]
+
+
+def test_auto_is_resident_where_there_is_room(ended, driver, monkeypatch):
+    assert ended(samples=10, epochs=0)[3].environment["placement"] == "resident"
+    monkeypatch.setattr(type(driver), "free_memory", lambda self: placement.MARGIN)
+    assert ended(samples=10, epochs=0)[3].environment["placement"] == "stream"
+
+
+def test_there_is_no_place_for_the_set_but_the_cpus(ended):
+    assert ended(device="cpu", epochs=0)[3].environment["placement"] == "stream"
+    with pytest.raises(UserError, match="--placement resident: there is no device"):
+        ended(device="cpu", epochs=0, placement="resident")
