@@ -12,7 +12,12 @@
 ``step``       the list of operations of a training step and of a forward pass
 ``launches``   launch shapes of the project's kernels
 ``update``     stochastic gradient descent on the flat buffers
+``placement``  where the training set lies: on the device, or on the host
+``resident``   batches gathered on the device
 ``feed``       batches on their way to the device
+``ahead``      what the host does for them in other threads
+``replay``     how steps get onto the device: launched, or replayed from graphs
+``losses``     the losses of the steps on their way to the host
 ``training``   the loop
 ``evaluation`` losses and precisions of a set
 ``check``      this run against the reference

@@ -11,7 +11,7 @@ nothing of neural networks: bring kernels of your own.
 ``memory``     device arrays, pinned arrays, flat arenas with named views
 ``streams``    the three streams of a rank: upload, compute, download
 ``kernels``    ``.cu`` files to launches: constants, compile cache, checked arguments
-``graphs``     launches and copies captured once, replayed with one call
+``graphs``     launches and copies captured once, replayed with one call; their phases
 ``phases``     NVTX ranges, host and device times by name
 ``started``    when this process and its mpirun began
 ``exchange``   sums of gradients over ranks, and the update that follows

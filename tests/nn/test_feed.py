@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from nn import operations
 from nn.ahead import Deferred, Worker
 from nn.batches import Schedule
 from nn.feed import Feed, Streamed
@@ -13,6 +14,7 @@ from nn.plan import share
 from nn.resident import Resident
 from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
+from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
@@ -132,3 +134,40 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, kind, shuffle, s
         follows = (schedule.first(step) + len(expected_rows)) + schedule.epoch(step) % 2 * samples
         state.set(np.array([follows % (2 * samples)], np.int32))
     batches.close()
+
+
+LATE = """
+extern "C" __global__ void late(int nanoseconds, int *x)
+{
+    for (const long long start = clock64(); clock64() - start < nanoseconds;)
+        ;
+    x[0] += 1;
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["resident", "stream"])
+def test_nothing_arrives_before_the_steps_that_use_its_place_are_over(driver, library, tmp_path, kind):
+    """The device is far behind the host, which never waits for it."""
+    from nn.launches import Kernels
+
+    place, schedule = Place(driver, Kernels(library, np.float32)), Schedule(17, 20, 7, 6, True, 5)
+    (tmp_path / "late.cu").write_text(LATE)
+    state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
+    loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
+    batches = batches_of(kind, place, schedule, FakeJob(1, 0), state.rows(0, 1), 7)
+    X = [DeviceArray.empty(driver, (schedule.size(step), 3), np.float32) for step in range(schedule.steps)]
+    late = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache")).kernel("late", "late")
+    count = DeviceArray.from_host(driver, np.zeros(1, np.int32))
+    late = late.bind((1,), (1,), 3_000_000, count)
+    batches.start()
+    for step in range(schedule.steps):
+        batches.begin(step)
+        late(place.streams.compute)
+        place.run(batches.source(step, 0).scaled(X[step], 1.0))
+        place.run(operations.next_batch(loss, ring, state, schedule.size(step), 40))
+        batches.end(step)
+        batches.ahead(step)
+    batches.close()
+    for step in range(schedule.steps):
+        assert X[step].to_host().astype(int).tolist() == IMAGES[schedule.rows(step)].tolist(), step
