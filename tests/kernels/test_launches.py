@@ -13,6 +13,9 @@ from nn.launches import (
     gemm_shape,
     head_shape,
     line_shape,
+    narrow_head_fits,
+    narrow_head_partials,
+    narrow_head_shape,
     plane_shape,
 )
 from pyrt.kernels import KERNELS, all_constants
@@ -59,6 +62,37 @@ def test_column_sums_shape(columns, width, blocks):
     assert column_sums_shape(columns) == ((blocks,), (width, 512 // width))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_narrow_head_shapes(dtype):
+    """All rows are taken, in chunks as equal as they can be; what fits for one batch fits for all."""
+    for rows, hidden, classes, most in itertools.product(
+        [1, 2, 7, 131, 3000, 60000], [1, 5, 130, 512, 1000], [1, 2, 10, 11, 32], [1, 2, 132]
+    ):
+        blocks, width = narrow_head_partials(rows, hidden, classes, dtype, most)
+        assert 1 <= blocks <= min(rows, most) and width >= (classes + 1) * (hidden + 1) and width % 32 == 0
+        shape = narrow_head_shape(rows, hidden, classes, dtype, blocks)
+        share = -(-rows // blocks)
+        assert 1 <= shape.rows <= min(share, shape.threads) and shape.threads % 32 == 0
+        assert share % shape.rows == 0 or shape.rows - share % shape.rows <= share // shape.rows
+        assert classes <= shape.classes and 0 <= shape.halvings <= 2
+        if narrow_head_fits(hidden, classes, dtype):
+            assert shape.shared <= 48 << 10
+
+
+def test_narrow_head_at_the_reference_work():
+    """784-512-10 on 132 multiprocessors: 23 rows or 6 in a block, two or four warps a group of 3 rows."""
+    for rows, chunk, halvings in ((3000, 23, 1), (750, 6, 2)):
+        assert narrow_head_partials(rows, 512, 10, np.float32, 132) == (132, 5664)
+        shape = narrow_head_shape(rows, 512, 10, np.float32, 132)
+        assert (shape.classes, shape.threads, shape.rows, shape.halvings) == (10, 512, chunk, halvings)
+
+
+def test_narrow_head_refuses():
+    assert narrow_head_fits(512, 10, np.float32) and narrow_head_fits(1000, 10, np.float32)
+    assert not narrow_head_fits(4000, 10, np.float32) and narrow_head_fits(4000, 10, np.float32, 227 << 10)
+    assert not narrow_head_fits(8, 33, np.float32)
+
+
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
 @pytest.mark.parametrize("gemm, dtype", [("tiled", np.float32), ("tiled", np.float64), ("wgmma", np.float32)])
@@ -71,6 +105,23 @@ def test_required_are_declared(dtype, activation, pixel, gemm):
 def test_unknown_gemm():
     with pytest.raises(ValueError, match="wgmma, not 'fast'"):
         Kernels(NO_KERNELS, np.float32, "fast")
+
+
+def narrow_head(kernels, classes=3, **changed):
+    """A launch for 2 x 5 activations, but for what is changed."""
+    arrays = {
+        "A": array(2, 5),
+        "W": array(classes, 5),
+        "b": array(classes),
+        "labels": array(2),
+        "partials": array(1, 64 if classes == 3 else 320),
+        "dW": array(classes, 5),
+        "db": array(classes),
+        "db_hidden": array(5),
+        "loss": array(1),
+        "dZ": array(2, 5),
+    }
+    return kernels.narrow_head("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +137,19 @@ def test_unknown_gemm():
         lambda k: k.activation_backward(array(2, 3), array(2, 3), array(2, 4), "tanh"),
         lambda k: k.head("softmax", array(2, 3), array(2), array(2), array(2, 3), array(2), 1.0),
         lambda k: k.head("softmax", array(2, 3), array(3), array(3), array(2, 3), array(2), 1.0),
+        lambda k: narrow_head(k, W=array(3, 4)),
+        lambda k: narrow_head(k, A=array(2, 5, ld=8)),
+        lambda k: narrow_head(k, labels=array(3)),
+        lambda k: narrow_head(k, dW=array(5, 3)),
+        lambda k: narrow_head(k, db_hidden=array(3)),
+        lambda k: narrow_head(k, partials=array(1, 32)),
+        lambda k: narrow_head(k, dZ=None),
+        lambda k: narrow_head(k, dZ=array(2, 6)),
+        lambda k: narrow_head(k, dZ=None, terms=array(2, 8)),
+        lambda k: narrow_head(k, dZ=None, terms=array(3, 64)),
+        lambda k: narrow_head(k, dZ=None, terms=array(8, 64)),
+        lambda k: narrow_head(k, terms=array(6, 64)),
+        lambda k: narrow_head(k, classes=33),
         lambda k: k.column_sums(array(2, 3), array(2)),
         lambda k: k.column_sums(array(6), array(6)),
         lambda k: k.sgd(array(6), array(5), None, 0, 1.0, 0.0, 0.0),

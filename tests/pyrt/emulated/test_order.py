@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn.launches import GEMM_VERSIONS, Kernels
+from nn.launches import GEMM_VERSIONS, Kernels, narrow_head_partials
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.kernels import KernelLibrary, Launch
 from pyrt.memory import DeviceArray
@@ -114,6 +114,22 @@ def test_other_kernels_have_the_same_bits_in_every_order() -> None:
             kernels.activation_backward(A, Z, Z, "tanh"),
             kernels.column_sums(Z, sums),
             kernels.sgd(array(10), sums, array(10), 5, 0.1, 0.9, 0.01),
+        ]
+
+    results = [bits(seed, make) for seed in SEEDS]
+    assert all(result == results[0] for result in results)
+
+
+def test_the_narrow_head_has_the_same_bits_in_every_order() -> None:
+    """Its blocks leave partial sums, its warps share rows, its threads meet in groups."""
+
+    def make(kernels: Kernels, array: Callable[..., DeviceArray]) -> list[Launch]:
+        A, partials = array(45, 140), array(*narrow_head_partials(45, 140, 10, "float32", 2))
+        labels = DeviceArray.from_host(A.driver, np.arange(45, dtype=np.int32) % 10)
+        outputs = (array(10, 140), array(10), array(140), array(1))
+        inputs = (A, array(10, 140), array(10), labels)
+        return [
+            *kernels.narrow_head("softmax", "tanh", *inputs, partials, *outputs, scale=0.1, dZ=array(45, 140))
         ]
 
     results = [bits(seed, make) for seed in SEEDS]
