@@ -238,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
     print(rival.name if rival else "cuBLAS: not installed: PyTorch or CuPy would bring it", flush=True)
     library = KernelLibrary(driver)
     for version in (PLAIN_GEMM_VERSIONS[-1], "auto"):
-        library.compile(Kernels(library, np.float32, version).required("sigmoid", np.uint8))
+        library.compile(Kernels(library, np.float32, version).required("sigmoid", "softmax", 10, np.uint8))
     all_results = {}
     for product, results in measure(PRODUCTS, library, rival):
         all_results[product] = results

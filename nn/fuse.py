@@ -3,17 +3,30 @@
 - A product that tensor cores take reads its operands as bf16 terms. Each matrix is split once, before the
   first product that reads it; pixels come as terms right away.
 - Bias and activation go into the product before them.
+- From the hidden layer below a narrow output layer to that hidden layer's gradient is one kernel, and so are
+  the output layer's gradients.
 
 Fusing is a choice by shape: what does not fit stays as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nn.launches import Kernels
-from nn.operations import BiasActivation, Compute, Item, Operation, Pixels, Product
+from nn.launches import Kernels, narrow_head_partials
+from nn.operations import (
+    ActivationBackward,
+    BiasActivation,
+    ColumnSums,
+    Compute,
+    Head,
+    Item,
+    Operation,
+    Pixels,
+    Product,
+    SumGradients,
+)
 from nn.tensor_cores import Terms
 from pyrt.kernels import Launch, in_order
 from pyrt.memory import DeviceArray
@@ -29,6 +42,47 @@ def fuse(items: Sequence[Item], kernels: Kernels | None) -> list[Item]:
         count = rewrite.take(rest)
         del rest[:count]
     return rewrite.items
+
+
+@dataclass(frozen=True)
+class NarrowEnd:
+    """The operations from the last hidden layer on, in the order in which a step has them, and a bucket."""
+
+    LENGTH = 9
+
+    logits: Product
+    head: Head
+    loss: ColumnSums
+    db: ColumnSums
+    dA: Product
+    below: ActivationBackward
+    dW: Product
+    db_below: ColumnSums
+
+
+def match_narrow_end(items: Sequence[Item]) -> NarrowEnd | None:
+    """The end of the network, if these items begin with it: one bucket, and no bias in between."""
+    first = items[: NarrowEnd.LENGTH]
+    match [item.what if isinstance(item, Operation) else item for item in first]:
+        case [
+            Product() as logits,
+            Head() as head,
+            ColumnSums() as loss,
+            ColumnSums() as db,
+            Product() as dA,
+            ActivationBackward() as below,
+            Product() as dW,
+            SumGradients(),
+            ColumnSums() as db_below,
+        ] if (
+            all(_same(array, head.Z) for array in (logits.D, db.X, dA.A, dW.A))
+            and all(_same(array, dA.D) for array in (below.dA, db_below.X))
+            and all(_same(array, logits.A) for array in (below.A, dW.B))
+            and _same(dA.B, logits.B)
+            and loss.X.pointer == head.losses.pointer
+        ):
+            return NarrowEnd(logits, head, loss, db, dA, below, dW, db_below)
+    return None
 
 
 @dataclass(frozen=True)
@@ -54,6 +108,9 @@ class _Rewrite:
         if not isinstance(item, Operation):
             self.items.append(item)
             return 1
+        if (end := match_narrow_end(items)) is not None and self._fits(end):
+            self._narrow_end(end, items)
+            return NarrowEnd.LENGTH
         if isinstance(item.what, Pixels) and item.what.exact and self._all_products(item.what.X, later):
             self._pixels(item, item.what)
         elif isinstance(item.what, Product) and self._kernels.prefers_tensor_cores(*_sizes(item.what)):
@@ -87,13 +144,45 @@ class _Rewrite:
         self._append(replace(operation, on_device=lambda kernels: what.into(kernels, terms)))
         self._splits.append(_Split(what.X, terms, 1 / what.scale))
 
+    def _fits(self, end: NarrowEnd) -> bool:
+        classes, hidden = end.logits.B.shape
+        return self._kernels.prefers_narrow_head(hidden, classes)
+
+    def _narrow_end(self, end: NarrowEnd, items: Sequence[Item]) -> None:
+        dZ, later = end.below.dA, items[NarrowEnd.LENGTH :]
+        terms = None
+        if self._all_products(dZ, later):
+            terms = Terms.empty(dZ.driver, self._kernels.terms, *dZ.shape)
+        parts = [item for item in items[: NarrowEnd.LENGTH] if isinstance(item, Operation)]
+        reads = end.logits.A, end.logits.B, end.head.b, end.head.labels
+        sums = end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums
+        operation = _one(
+            f"{parts[0].name} to {parts[-1].name}",
+            parts,
+            reads,
+            (dZ if terms is None else terms.array, *sums),
+            lambda kernels: _launch_narrow_end(kernels, end, terms),
+        )
+        self._append(operation)
+        if terms is not None:
+            self._splits.append(_Split(dZ, terms))
+        self.items += [item for item in items[: NarrowEnd.LENGTH] if not isinstance(item, Operation)]
+
     def _product(self, operation: Operation, what: Product, later: Sequence[Item]) -> int:
         A, B = self._as_terms(operation.part, what.A, what.B)
         after = later[0] if later else None
         epilogue = after.what if isinstance(after, Operation) else None
         if isinstance(epilogue, BiasActivation) and _same(epilogue.Z, what.D):
             assert isinstance(after, Operation)
-            self._append(_with_epilogue(operation, after, what, epilogue, A, B))
+            bias, activation = epilogue.b, epilogue.activation
+            operation = _one(
+                operation.name,
+                [operation, after],
+                (*operation.reads, bias),
+                operation.writes,
+                lambda kernels: _multiply(kernels, what, A, B, bias, activation),
+            )
+            self._append(operation)
             return 2
 
         def on_device(kernels: Kernels) -> Launch:
@@ -135,11 +224,17 @@ def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
     )
 
 
-def _with_epilogue(
-    product: Operation, after: Operation, what: Product, epilogue: BiasActivation, A: _Split, B: _Split
+def _one(
+    name: str,
+    parts: Sequence[Operation],
+    reads: tuple[DeviceArray, ...],
+    writes: tuple[DeviceArray, ...],
+    on_device: Callable[[Kernels], Launch],
 ) -> Operation:
+    """One operation that does what these do in their order; what they leave for each other is not kept."""
+
     def in_numpy() -> Compute:
-        calls = [product.in_numpy(), after.in_numpy()]
+        calls = [part.in_numpy() for part in parts]
 
         def compute() -> None:
             for call in calls:
@@ -147,15 +242,31 @@ def _with_epilogue(
 
         return compute
 
-    return Operation(
-        product.name,
-        product.part,
-        reads=(*product.reads, epilogue.b),
-        writes=product.writes,
-        flops=product.flops + after.flops,
-        on_device=lambda kernels: _multiply(kernels, what, A, B, epilogue.b, epilogue.activation),
-        in_numpy=in_numpy,
+    flops = sum(part.flops for part in parts)
+    return Operation(name, parts[0].part, reads, writes, flops, on_device, in_numpy)
+
+
+def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) -> Launch:
+    A, head, driver = end.logits.A, end.head, end.logits.A.driver
+    (rows, hidden), (_, classes) = A.shape, head.Z.shape
+    shape = narrow_head_partials(rows, hidden, classes, A.dtype, driver.multiprocessors)
+    launches = kernels.narrow_head(
+        head.kind,
+        end.below.activation,
+        A,
+        end.logits.B,
+        head.b,
+        head.labels,
+        DeviceArray.empty(driver, shape, A.dtype),
+        end.dW.D,
+        end.db.sums,
+        end.db_below.sums,
+        end.loss.sums,
+        head.scale,
+        dZ=end.below.dA if terms is None else None,
+        terms=terms.array.reshape(terms.count * rows, terms.ld) if terms is not None else None,
     )
+    return in_order(launches)
 
 
 def _multiply(

@@ -99,14 +99,14 @@ class NarrowHeadShape:
     """Bytes of shared memory."""
 
 
-def narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike, blocks: int) -> NarrowHeadShape:
+def narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike, grid: int) -> NarrowHeadShape:
     """For ``rows`` x ``hidden`` activations, at most 32 classes, and a grid of so many blocks.
 
     A block takes the rows that are its own in as few equal parts as registers and shared memory allow.
     """
-    share = _blocks(rows, blocks)
+    share = blocks(rows, grid)
     most = 256 // np.dtype(dtype).itemsize
-    return _narrow_head_shape(_blocks(share, _blocks(share, most)), hidden, classes, dtype)
+    return _narrow_head_shape(blocks(share, blocks(share, most)), hidden, classes, dtype)
 
 
 def _narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike) -> NarrowHeadShape:
@@ -117,12 +117,12 @@ def _narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike) -
     threads, columns = (512, 2) if wide <= 40 else (256, 1) if wide <= 128 else (128, 1)
     warps, at_once = threads // 32, 32 // made_for
 
-    tasks, steps, halvings = _blocks(rows, at_once), _blocks(hidden, 32 * vector), 0
+    tasks, steps, halvings = blocks(rows, at_once), blocks(hidden, 32 * vector), 0
     while 2 << halvings <= min(_NARROW_SLICES, steps) and tasks << halvings + 1 <= warps:
         halvings += 1
 
     logits = rows * made_for << halvings
-    threads_meet = _blocks(hidden, columns) <= threads // 2
+    threads_meet = blocks(hidden, columns) <= threads // 2
     sums = (made_for + 1) * columns * threads // 2 if threads_meet else 0
     numbers = (
         made_for * _up(hidden, vector) + rows * _up(made_for, vector) + 2 * _up(rows, 2) + max(logits, sums)
@@ -130,7 +130,7 @@ def _narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike) -
     return NarrowHeadShape(made_for, threads, rows, halvings, numbers * size)
 
 
-def narrow_head_fits(hidden: int, classes: int, dtype: DTypeLike, shared_memory: int = 48 << 10) -> bool:
+def narrow_head_fits(hidden: int, classes: int, dtype: DTypeLike, shared_memory: int) -> bool:
     """Whether `Kernels.narrow_head` can take such layers, whatever the batch, on a device that gives a block
     so many bytes of shared memory: the weights must fit.
     """
@@ -152,9 +152,14 @@ def narrow_head_partials(
     """
     vector = 16 // np.dtype(dtype).itemsize
     at_once = 3 if classes <= _NARROW_CLASSES[0] else 1
-    return min(_blocks(rows, at_once), multiprocessors), _up(
+    return min(blocks(rows, at_once), multiprocessors), _up(
         (classes + 1) * _up(hidden, vector) + classes + 1, 32
     )
+
+
+def _narrow_head_constants(real: str, head: str, activation: str, classes: int) -> dict[str, str | int]:
+    made_for = next(most for most in _NARROW_CLASSES if classes <= most)
+    return {"REAL": real, "HEAD": head, "ACTIVATION": activation, "CLASSES": made_for}
 
 
 def _up(size: int, step: int) -> int:
@@ -194,7 +199,15 @@ class Kernels:
         """Whether a product of these sizes is one for tensor cores."""
         return self.uses_tensor_cores and K > THIN
 
-    def required(self, activation: str, pixel: DTypeLike) -> list[tuple[str, Constants]]:
+    def prefers_narrow_head(self, hidden: int, classes: int) -> bool:
+        """Whether an output layer of these sizes is one for `narrow_head`."""
+        return self.uses_tensor_cores and narrow_head_fits(
+            hidden, classes, np.float32, self.library.driver.shared_memory
+        )
+
+    def required(
+        self, activation: str, head: str, classes: int, pixel: DTypeLike
+    ) -> list[tuple[str, Constants]]:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
         ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. What a deeper network
@@ -212,6 +225,8 @@ class Kernels:
                 tensor_product(False, True, terms, terms, "identity"),
                 ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
             ]
+            if classes <= _NARROW_CLASSES[-1]:
+                products.append(("narrow_head", _narrow_head_constants(real, head, activation, classes)))
         return [
             *products,
             *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
@@ -337,10 +352,10 @@ class Kernels:
         _same("narrow_head", (rows,), labels=labels)
         _same("narrow_head", (hidden,), db_hidden=db_hidden)
         _same("narrow_head", (1,), loss=loss)
-        blocks, width = _matrix("narrow_head", partials=partials)
+        grid, width = _matrix("narrow_head", partials=partials)
         if classes > _NARROW_CLASSES[-1]:
             raise ValueError(f"narrow_head: W {W.shape} has more than {_NARROW_CLASSES[-1]} classes")
-        if width != narrow_head_partials(rows, hidden, classes, A.dtype, blocks)[1]:
+        if width != narrow_head_partials(rows, hidden, classes, A.dtype, grid)[1]:
             raise ValueError(f"narrow_head: partials {partials.shape} are not for W {W.shape}")
         if (dZ is None) == (terms is None):
             raise ValueError(f"narrow_head: A {A.shape} gets either dZ or its terms")
@@ -354,21 +369,16 @@ class Kernels:
                 raise ValueError(f"narrow_head: terms {terms.shape} do not hold A {A.shape}")
             if self.real != "float":
                 raise ValueError(f"narrow_head: terms {terms.shape} add up to float32 only")
-        shape = narrow_head_shape(rows, hidden, classes, A.dtype, blocks)
-        constants: dict[str, str | int] = {
-            "REAL": self.real,
-            "HEAD": kind,
-            "ACTIVATION": activation,
-            "CLASSES": shape.classes,
-        }
+        shape = narrow_head_shape(rows, hidden, classes, A.dtype, grid)
+        constants = _narrow_head_constants(self.real, kind, activation, classes)
         kernel = self.library.kernel("narrow_head", "narrow_head", **constants)
         sums = self.library.kernel("narrow_head", "sum_partials", **constants)
         across, down = _SUM_PARTIALS_BLOCK
-        sums_grid = (_blocks(max(hidden, classes + 1), across), classes + 2)
+        sums_grid = (blocks(max(hidden, classes + 1), across), classes + 2)
         sizes = (rows, classes, hidden, shape.rows, shape.halvings)
         return (
             kernel.bind(
-                (blocks,),
+                (grid,),
                 (shape.threads,),
                 *sizes,
                 scale,
@@ -385,7 +395,7 @@ class Kernels:
                 shared=shape.shared,
             ),
             sums.bind(
-                sums_grid, (across, down), blocks, classes, hidden, partials, width, dW, db_hidden, db, loss
+                sums_grid, (across, down), grid, classes, hidden, partials, width, dW, db_hidden, db, loss
             ),
         )
 

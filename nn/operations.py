@@ -54,7 +54,36 @@ class BiasActivation:
     activation: str
 
 
-What = Product | Pixels | BiasActivation
+@dataclass(frozen=True)
+class Head:
+    """Z becomes dZ, ``losses`` the losses."""
+
+    kind: str
+    Z: DeviceArray
+    b: DeviceArray
+    labels: DeviceArray
+    losses: DeviceArray
+    scale: float
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """sums = sum of the rows of X."""
+
+    X: DeviceArray
+    sums: DeviceArray
+
+
+@dataclass(frozen=True)
+class ActivationBackward:
+    """dA becomes dZ = dA f'(Z), given A = f(Z)."""
+
+    A: DeviceArray
+    dA: DeviceArray
+    activation: str
+
+
+What = Product | Pixels | BiasActivation | Head | ColumnSums | ActivationBackward
 
 
 @dataclass(frozen=True)
@@ -224,6 +253,7 @@ def activation_backward(name: str, A: DeviceArray, dA: DeviceArray, activation: 
         flops=3 * A.size,
         on_device=lambda kernels: kernels.activation_backward(A, dA, dA, activation),
         in_numpy=in_numpy,
+        what=ActivationBackward(A, dA, activation),
     )
 
 
@@ -255,6 +285,7 @@ def head(
         flops=8 * Z.size,
         on_device=lambda kernels: kernels.head(kind, Z, b, labels, Z, losses, scale),
         in_numpy=in_numpy,
+        what=Head(kind, Z, b, labels, losses, scale),
     )
 
 
@@ -268,6 +299,7 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
         flops=X.size,
         on_device=lambda kernels: kernels.column_sums(X, sums),
         in_numpy=lambda: partial(np.sum, X.host_view(), axis=0, out=sums.host_view()),
+        what=ColumnSums(X, sums),
     )
 
 

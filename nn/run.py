@@ -53,7 +53,7 @@ def run(
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
-        kernels = _kernels(options, job, phases, device.driver, dataset.images.dtype)
+        kernels = _kernels(options, job, phases, device.driver, dataset)
         machine = Machine(job, device.driver, Streams(device.driver), phases, kernels)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with np.errstate(all="ignore"):
@@ -102,7 +102,7 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
-def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: np.dtype) -> Kernels | None:
+def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset: Dataset) -> Kernels | None:
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
     if not driver.has_kernels:
         return None
@@ -111,7 +111,9 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, pixel: 
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
-            kernels.library.compile(kernels.required(options.activation, pixel))
+            pixel = dataset.images.dtype
+            required = kernels.required(options.activation, options.head, dataset.classes, pixel)
+            kernels.library.compile(required)
     return kernels
 
 

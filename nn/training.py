@@ -176,7 +176,8 @@ class Training:
             batch,
             self._options.pixel_scale,
         )
-        items = fuse(items, machine.kernels)
+        # Under --profile each operation is seen by itself.
+        items = items if self._options.profile else fuse(items, machine.kernels)
         return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:

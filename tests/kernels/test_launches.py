@@ -75,7 +75,7 @@ def test_narrow_head_shapes(dtype):
         assert 1 <= shape.rows <= min(share, shape.threads) and shape.threads % 32 == 0
         assert share % shape.rows == 0 or shape.rows - share % shape.rows <= share // shape.rows
         assert classes <= shape.classes and 0 <= shape.halvings <= 2
-        if narrow_head_fits(hidden, classes, dtype):
+        if narrow_head_fits(hidden, classes, dtype, 48 << 10):
             assert shape.shared <= 48 << 10
 
 
@@ -88,16 +88,17 @@ def test_narrow_head_at_the_reference_work():
 
 
 def test_narrow_head_refuses():
-    assert narrow_head_fits(512, 10, np.float32) and narrow_head_fits(1000, 10, np.float32)
-    assert not narrow_head_fits(4000, 10, np.float32) and narrow_head_fits(4000, 10, np.float32, 227 << 10)
-    assert not narrow_head_fits(8, 33, np.float32)
+    small, large = 48 << 10, 227 << 10
+    assert narrow_head_fits(512, 10, np.float32, small) and narrow_head_fits(1000, 10, np.float32, small)
+    assert not narrow_head_fits(4000, 10, np.float32, small) and narrow_head_fits(4000, 10, np.float32, large)
+    assert not narrow_head_fits(8, 33, np.float32, large)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
 @pytest.mark.parametrize("gemm, dtype", [("tiled", np.float32), ("tiled", np.float64), ("wgmma", np.float32)])
 def test_required_are_declared(dtype, activation, pixel, gemm):
-    for file, constants in Kernels(NO_KERNELS, dtype, gemm).required(activation, pixel):
+    for file, constants in Kernels(NO_KERNELS, dtype, gemm).required(activation, "sigmoid", 12, pixel):
         declared = all_constants((KERNELS / f"{file}.cu").read_text())
         assert {name: str(value) for name, value in constants.items()} in declared
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nn import operations
-from nn.fuse import fuse
+from nn.fuse import fuse, match_narrow_end
 from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
 from nn.run import run
@@ -63,6 +63,40 @@ class Arrays:
         ]
 
 
+class End:
+    """The end of a 50-70-10 network and 45 samples."""
+
+    def __init__(self, driver, rng):
+        def array(*shape):
+            return DeviceArray.from_host(driver, rng.standard_normal(shape).astype("f4"))
+
+        self.A, self.W, self.b, self.Z, self.losses = (
+            array(*shape) for shape in ((45, 70), (10, 70), (10,), (45, 10), (45,))
+        )
+        self.dA, self.dW, self.db, self.db_below, self.loss = (
+            array(*shape) for shape in ((45, 70), (10, 70), (10,), (70,), (1,))
+        )
+        self.X, self.dW1 = array(45, 50), array(70, 50)
+        self.labels = DeviceArray.from_host(driver, rng.integers(0, 10, 45).astype(np.int32))
+
+    def items(self):
+        return [
+            operations.gemm("Z2", FORWARD, self.Z, self.A, self.W, transpose_b=True),
+            operations.head("softmax", self.Z, self.b, self.labels, self.losses, 1 / 45),
+            operations.column_sums("loss", FORWARD, self.losses.reshape(45, 1), self.loss),
+            operations.column_sums("db2", BACKWARD, self.Z, self.db),
+            operations.gemm("dA1", BACKWARD, self.dA, self.Z, self.W),
+            operations.activation_backward("dZ1", self.A, self.dA, "sigmoid"),
+            operations.gemm("dW2", BACKWARD, self.dW, self.Z, self.A, transpose_a=True),
+            SumGradients(0),
+            operations.column_sums("db1", BACKWARD, self.dA, self.db_below),
+            operations.gemm("dW1", BACKWARD, self.dW1, self.dA, self.X, transpose_a=True),
+        ]
+
+    def results(self):
+        return [array.to_host() for array in (self.dW, self.db, self.db_below, self.loss, self.dW1)]
+
+
 def run_items(items, kernels, stream):
     for item in items:
         if isinstance(item, Operation):
@@ -97,6 +131,44 @@ def test_the_numbers_are_the_same(driver, kernels, library, stream, rng):
         )
     for plain, fused in zip(*results, strict=True):
         np.testing.assert_allclose(fused, plain, rtol=0, atol=2e-6 * np.abs(plain).max())
+
+
+def test_a_narrow_end_is_one_operation(driver, kernels, library, stream):
+    results = []
+    for how in (Kernels(library, np.float32, "tiled"), kernels):
+        end = End(driver, np.random.default_rng(5))
+        fused = fuse(end.items(), how)
+        run_items(fused, how, stream)
+        results.append(end.results())
+    # Its dZ comes as terms, so only X is split for dW1.
+    assert names(fused) == ["Z2 to db1", "sum", "split operands", "dW1"]
+    assert [array.shape for array in fused[2].reads] == [(45, 50)]
+    for plain, one in zip(*results, strict=True):
+        np.testing.assert_allclose(one, plain, rtol=0, atol=2e-6 * np.abs(plain).max())
+
+
+def test_a_narrow_end_leaves_dZ_to_other_readers(driver, kernels, stream):
+    end = End(driver, np.random.default_rng(6))
+    reader = operations.column_sums("again", BACKWARD, end.dA, end.db_below)
+    run_items(fuse([*end.items(), reader], kernels), kernels, stream)
+    first = end.db_below.to_host()
+    run_items(fuse(end.items(), kernels), kernels, stream)
+    np.testing.assert_allclose(first, end.db_below.to_host(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("missing", range(9))
+def test_what_is_no_narrow_end_stays_apart(driver, kernels, missing):
+    items = End(driver, np.random.default_rng(7)).items()
+    del items[missing]
+    assert match_narrow_end(items) is None
+    assert all(" to " not in name for name in names(fuse(items, kernels)))
+
+
+def test_an_end_of_other_arrays_stays_apart(driver, kernels):
+    one, other = (End(driver, np.random.default_rng(8)).items() for _ in range(2))
+    assert match_narrow_end(one) is not None
+    for index in (i for i in range(9) if i != 7):
+        assert match_narrow_end([*one[:index], other[index], *one[index + 1 :]]) is None
 
 
 def test_pixels_that_are_not_exact_are_scaled_and_split(driver, kernels, rng):
