@@ -20,12 +20,12 @@ __device__ inline void convert(pixel p, real, bfloat16 &x) { x = to_bfloat16(p);
 // bit.
 __device__ inline void convert(pixel p, real scale, real &x) { x = (real)p / scale; }
 
-const int WIDTH = 4;  // neighbours that a thread takes
+const int WIDTH = 16;  // neighbours that a thread takes: uint8 pixels of one load
 
-struct alignas(WIDTH * sizeof(pixel)) Pixels {
+struct alignas(16) Pixels {
     pixel of[WIDTH];
 };
-struct alignas(WIDTH * sizeof(number) < 16 ? WIDTH * sizeof(number) : 16) Numbers {
+struct alignas(16) Numbers {
     number of[WIDTH];
 };
 
@@ -48,7 +48,7 @@ __device__ inline void convert_row(int columns, int first, int step, bool wide, 
 }
 
 // Both kernels: block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the
-// columns (of which a thread takes four), any number of each. Images have `columns` columns without gaps, X
+// columns (of which a thread takes WIDTH), any number of each. Images have `columns` columns without gaps, X
 // has the leading dimension ldx.
 
 // X[i] = images[i] / scale.

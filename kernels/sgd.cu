@@ -2,25 +2,94 @@
 // constants: REAL=float|double
 
 #include "common.cuh"
+#include "bfloat16.cuh"
 
-// g = gradient + decay p for the first `decayed` elements (weights), g = gradient for the rest (biases);
-// v = momentum v + g, p -= rate v; or, where velocity is null, p -= rate g.
+// A part of the flat arrays that lies in one layer: its weights, of which `decayed` elements, then its biases.
+// As nn/update.py packs it.
+struct Stretch {
+    offset start;
+    int size, decayed;
+    // Where tensor cores read the weights: matrices of bf16 terms with `columns` columns, `ld` elements from
+    // one row to the next, `distance` from one term to the next. The stretch begins with weight `first`.
+    int first, columns, count, ld, distance;
+    bfloat16 *terms;  // or null
+};
+
+const int WIDTH = 4;  // neighbours that a thread takes
+
+struct alignas(16) Four {
+    real of[WIDTH];
+};
+
+// The terms of up to four weights; together where they lie in one row, aligned.
+__device__ inline void put_terms(const Stretch &s, offset i, const Four &p, bool wide)
+{
+    const offset weight = s.first + i;
+    if (wide) {
+        split4({(float)p.of[0], (float)p.of[1], (float)p.of[2], (float)p.of[3]}, s.count,
+               s.terms + weight / s.columns * s.ld + weight % s.columns, s.distance);
+        return;
+    }
+    for (int j = 0; j < WIDTH && i + j < s.decayed; j++)
+        split(p.of[j], s.count, s.terms + (weight + j) / s.columns * s.ld + (weight + j) % s.columns,
+              s.distance);
+}
+
+// g = gradient + decay p for weights, g = gradient for biases; v = momentum v + g, p -= rate v; or, where
+// velocity is null, p -= rate g. Terms of weights, if any, follow.
 //
-// Blocks and grid of one dimension, any number of threads, no shared memory. Parameters, gradients and
-// velocities lie flat, a layer's weights before its biases: a launch updates any stretch of one layer.
-extern "C" __global__ void sgd(int size, int decayed, real rate, real momentum, real decay,
+// Blocks of one dimension, any number of threads, no shared memory; the grid's x is of any size, its y has a
+// stretch each. What a launch costs does not depend on how many layers there are.
+extern "C" __global__ void sgd(const Stretch *stretches, real rate, real momentum, real decay,
                                const real *gradients, real *velocity, real *parameters)
 {
-    const int step = gridDim.x * blockDim.x;
-    for (offset i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += step) {
-        const real p = parameters[i];
-        real change = gradients[i];
-        if (i < decayed)
-            change += decay * p;
-        if (velocity) {
-            change += momentum * velocity[i];
-            velocity[i] = change;
+    const Stretch s = stretches[blockIdx.y];
+    const bool wide = s.start % WIDTH == 0 && s.decayed % WIDTH == 0 && s.first % WIDTH == 0 &&
+                      (!s.terms || s.columns % WIDTH == 0);
+    const offset step = (offset)gridDim.x * blockDim.x * WIDTH;
+    for (offset i = (offset)(blockIdx.x * blockDim.x + threadIdx.x) * WIDTH; i < s.size; i += step) {
+        const offset at = s.start + i;
+        const int count = s.size - i < WIDTH ? s.size - i : WIDTH;
+        const bool vector = wide && count == WIDTH;
+        Four p = {}, g = {}, v = {};
+        if (vector) {
+            p = *(const Four *)(parameters + at);
+            g = *(const Four *)(gradients + at);
+            if (velocity)
+                v = *(const Four *)(velocity + at);
+        } else {
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                if (j < count) {
+                    p.of[j] = parameters[at + j], g.of[j] = gradients[at + j];
+                    if (velocity)
+                        v.of[j] = velocity[at + j];
+                }
         }
-        parameters[i] = p - rate * change;
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) {
+            real change = g.of[j];
+            if (i + j < s.decayed)
+                change += decay * p.of[j];
+            if (velocity)
+                change += momentum * v.of[j];
+            v.of[j] = change;
+            p.of[j] -= rate * change;
+        }
+        if (vector) {
+            *(Four *)(parameters + at) = p;
+            if (velocity)
+                *(Four *)(velocity + at) = v;
+        } else {
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++)
+                if (j < count) {
+                    parameters[at + j] = p.of[j];
+                    if (velocity)
+                        velocity[at + j] = v.of[j];
+                }
+        }
+        if (s.terms && i < s.decayed)
+            put_terms(s, i, p, vector);
     }
 }

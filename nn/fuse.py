@@ -1,7 +1,7 @@
 """Rewrites of a step's list for tensor cores: the same results from fewer launches and faster products.
 
 - A product that tensor cores take reads its operands as bf16 terms. Each matrix is split once, before the
-  first product that reads it; pixels come as terms right away.
+  first product that reads it; pixels come as terms right away, and those of weights are kept by the update.
 - Bias and activation go into the product before them.
 - From the hidden layer below a narrow output layer to that hidden layer's gradient is one kernel, and so are
   the output layer's gradients.
@@ -32,11 +32,16 @@ from pyrt.kernels import Launch, in_order
 from pyrt.memory import DeviceArray
 
 
-def fuse(items: Sequence[Item], kernels: Kernels | None) -> list[Item]:
-    """The list as it runs with these kernels; NumPy's (None) as it is."""
+def fuse(
+    items: Sequence[Item], kernels: Kernels | None, known: Sequence[tuple[DeviceArray, Terms]] = ()
+) -> list[Item]:
+    """The list as it runs with these kernels; NumPy's (None) as it is.
+
+    ``known`` are matrices that are there as terms when the step begins.
+    """
     if kernels is None or not kernels.uses_tensor_cores:
         return list(items)
-    rewrite = _Rewrite(kernels)
+    rewrite = _Rewrite(kernels, [_Split(array, terms) for array, terms in known])
     rest = list(items)
     while rest:
         count = rewrite.take(rest)
@@ -97,10 +102,10 @@ class _Split:
 class _Rewrite:
     """The new list so far, and which matrices are there as terms."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, known: list[_Split]) -> None:
         self.items: list[Item] = []
         self._kernels = kernels
-        self._splits: list[_Split] = []
+        self._splits = known
 
     def take(self, items: Sequence[Item]) -> int:
         """Rewrite the first of the items that are left; how many that were."""

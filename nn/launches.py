@@ -7,6 +7,8 @@ have the dtype that `Kernels` was made for, labels and orders are int32.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +84,30 @@ def column_sums_shape(columns: int) -> tuple[Grid, Block]:
     """Grid and block of the column sums; few columns leave more threads to share the rows of each."""
     width = min(1 << max(columns - 1, 0).bit_length(), _COLUMN_SUM_WIDTH)
     return (blocks(columns, width),), (width, _COLUMN_SUM_THREADS // width)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Elements ``start`` to ``start + size`` of the flat parameters, which lie in one layer.
+
+    The first ``decayed`` are weights, from the layer's weight number ``first`` on; ``terms``, if any, are
+    those of all the layer's weights.
+    """
+
+    start: int
+    size: int
+    decayed: int
+    first: int = 0
+    terms: Terms | None = None
+
+    def packed(self) -> bytes:
+        """As sgd.cu has it."""
+        terms = self.terms
+        of_terms = (
+            (terms.columns, terms.count, terms.ld, terms.distance) if terms is not None else (1, 0, 0, 0)
+        )
+        pointer = terms.array.pointer if terms is not None else 0
+        return struct.pack("qiii4iP", self.start, self.size, self.decayed, self.first, *of_terms, pointer)
 
 
 @dataclass(frozen=True)
@@ -413,22 +439,30 @@ class Kernels:
         parameters: DeviceArray,
         gradients: DeviceArray,
         velocity: DeviceArray | None,
-        decayed: int,
+        stretches: Sequence[Stretch],
         rate: float,
         momentum: float,
         decay: float,
     ) -> Launch:
-        """One step of gradient descent on flat arrays of one size.
+        """One step of gradient descent on these stretches of flat arrays; ``gradients`` may be longer.
 
-        ``decay`` acts on the first ``decayed`` elements. Without a velocity there is no momentum.
+        Without a velocity there is no momentum.
         """
         (size,) = parameters.shape
-        _same("sgd", (size,), gradients=gradients)
+        if gradients.size < size or any(s.start + s.size > size for s in stretches):
+            raise ValueError(
+                f"sgd: gradients {gradients.shape}, or {stretches}, do not fit {parameters.shape}"
+            )
         if velocity is not None:
             _same("sgd", (size,), velocity=velocity)
+        packed = np.frombuffer(b"".join(stretch.packed() for stretch in stretches), np.uint8)
+        (across,), block = line_shape(blocks(max(stretch.size for stretch in stretches), 4))
         kernel = self.library.kernel("sgd", "sgd", REAL=self.real)
         return kernel.bind(
-            *line_shape(size), size, decayed, rate, momentum, decay, gradients, velocity, parameters
+            (across, len(stretches)),
+            block,
+            DeviceArray.from_host(self.library.driver, packed),
+            *(rate, momentum, decay, gradients, velocity, parameters),
         )
 
     def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:
@@ -501,8 +535,8 @@ def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple
 
 
 def _pixels_shape(rows: int, columns: int) -> tuple[Grid, Block]:
-    """Grid and block of the kernels of pixels.cu, whose threads take four neighbours."""
-    return plane_shape(rows, blocks(columns, 4))
+    """Grid and block of the kernels of pixels.cu, whose threads take 16 neighbours."""
+    return plane_shape(rows, blocks(columns, 16))
 
 
 def _matrix(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:

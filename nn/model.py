@@ -10,8 +10,9 @@ from nn.machine import Machine
 from nn.network import Network
 from nn.options import Options
 from nn.step import Activations
+from nn.tensor_cores import Terms
 from pyrt.job import Job
-from pyrt.memory import Arena, Layout
+from pyrt.memory import Arena, DeviceArray, Layout
 
 
 class Model:
@@ -24,7 +25,32 @@ class Model:
         self.initial = self._start(options, machine.job)
         self.parameters = Arena(machine.driver, Layout(self.network.shapes, options.dtype))
         self.parameters.set(self.initial)
+        self.terms = self._split_weights(machine, options)
         self.activations = Activations(self.parameters, self.network, rows)
+
+    @property
+    def known(self) -> list[tuple[DeviceArray, Terms]]:
+        """The weights that are there as terms, with these."""
+        return [(self.parameters[f"W{layer}"], terms) for layer, terms in self.terms.items()]
+
+    def _split_weights(self, machine: Machine, options: Options) -> dict[int, Terms]:
+        """Terms of the weights of those layers whose products tensor cores take. The update keeps them.
+
+        Not under --profile, where each operation is seen by itself.
+        """
+        kernels, result = machine.kernels, {}
+        if kernels is None or not kernels.uses_tensor_cores or options.profile:
+            return {}
+        stream = machine.driver.create_stream()
+        for layer in self.network.layers:
+            units, inputs = self.network.shapes[f"W{layer}"]
+            narrow = layer == self.network.depth and kernels.prefers_narrow_head(inputs, units)
+            if not narrow and kernels.prefers_tensor_cores(1, units, inputs):
+                W = self.parameters[f"W{layer}"]
+                result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
+                kernels.tensor_cores.split((W, result[layer]))(stream)
+        machine.driver.synchronize_stream(stream)
+        return result
 
     def _start(self, options: Options, job: Job) -> dict[str, np.ndarray]:
         if options.init is None:

@@ -129,6 +129,7 @@ class Training:
             options.momentum,
             options.reg,
             machine.kernels,
+            model.terms,
         )
         setting = exchange.Setting(
             machine.driver,
@@ -177,7 +178,7 @@ class Training:
             self._options.pixel_scale,
         )
         # Under --profile each operation is seen by itself.
-        items = items if self._options.profile else fuse(items, machine.kernels)
+        items = items if self._options.profile else fuse(items, machine.kernels, model.known)
         return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:

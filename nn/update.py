@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from nn.launches import Kernels
+from nn.launches import Kernels, Stretch
 from nn.network import Network
-from pyrt.exchange import QueueWork
-from pyrt.memory import Arena, DeviceArray
+from nn.tensor_cores import Terms
+from pyrt.exchange import Bucket, QueueWork
+from pyrt.memory import Arena
 
 
 class SgdUpdate:
-    """Updates any part of one layer's parameters; weights decay, biases do not."""
+    """Updates any parts of the parameters, each within a layer; weights decay, biases do not."""
 
     def __init__(
         self,
@@ -25,47 +26,63 @@ class SgdUpdate:
         momentum: float,
         reg: float,
         kernels: Kernels | None,
+        terms: Mapping[int, Terms] | None = None,
     ) -> None:
-        """``velocity`` is needed with momentum only; ``kernels`` is None where NumPy does the work."""
+        """``velocity`` is needed with momentum only; ``kernels`` is None where NumPy does the work.
+
+        ``terms`` are those of some layers' weights, which follow them.
+        """
         self._parameters = parameters
         self._gradients = gradients
         self._velocity = velocity
         self._rate, self._momentum, self._reg = rate, momentum, reg
         self._kernels = kernels
-        self._weights = [parameters.layout.span(f"W{layer}") for layer in network.layers]
+        self._terms = dict(terms or {})
+        self._weights = {layer: parameters.layout.span(f"W{layer}") for layer in network.layers}
 
-    def bind(self, start: int, stop: int) -> QueueWork:
-        """The update of elements ``start`` to ``stop`` of the flat buffers, which lie in one layer.
+    def bind(self, *buckets: Bucket) -> QueueWork:
+        """The update of these parts of the flat buffers, each of which lies in one layer.
 
         What lies behind the last parameter (the loss) is left alone.
         """
+        stretches = [self._stretch(*bucket) for bucket in buckets]
+        if self._kernels is None:
+            return self._in_numpy(stretches)
+        velocity = self._velocity.flat if self._velocity is not None else None
+        return self._kernels.sgd(
+            self._parameters.flat,
+            self._gradients.flat,
+            velocity,
+            stretches,
+            self._rate,
+            self._momentum,
+            self._reg,
+        )
+
+    def _stretch(self, start: int, stop: int) -> Stretch:
         stop = min(stop, self._parameters.layout.size)
-        decayed = max(0, min(stop, self._end_of_weights(start)) - start)
-        arrays = [
-            arena.flat.rows(start, stop) if arena is not None else None
-            for arena in (self._parameters, self._gradients, self._velocity)
-        ]
-        parameters, gradients, velocity = arrays
-        assert parameters is not None and gradients is not None
-        if self._kernels is not None:
-            return self._kernels.sgd(
-                parameters, gradients, velocity, decayed, self._rate, self._momentum, self._reg
-            )
-        return self._in_numpy(parameters, gradients, velocity, decayed)
+        layer = max(layer for layer, (first, _) in self._weights.items() if first <= start)
+        first, end = self._weights[layer]
+        decayed = max(0, min(stop, end) - start)
+        return Stretch(start, stop - start, decayed, start - first, self._terms.get(layer))
 
-    def _end_of_weights(self, start: int) -> int:
-        """Where the weights end in the layer that holds element ``start``."""
-        return next(end for first, end in reversed(self._weights) if first <= start)
+    def _in_numpy(self, stretches: Sequence[Stretch]) -> Callable[[object], None]:
+        calls = [self._one_in_numpy(stretch) for stretch in stretches]
 
-    def _in_numpy(
-        self, parameters: DeviceArray, gradients: DeviceArray, velocity: DeviceArray | None, decayed: int
-    ) -> Callable[[object], None]:
-        p, g = parameters.host_view(), gradients.host_view()
-        v = velocity.host_view() if velocity is not None else None
+        def update(stream: object) -> None:
+            for call in calls:
+                call()
+
+        return update
+
+    def _one_in_numpy(self, stretch: Stretch) -> Callable[[], None]:
+        start, stop, decayed = stretch.start, stretch.start + stretch.size, stretch.decayed
+        p, g = (arena.flat.rows(start, stop).host_view() for arena in (self._parameters, self._gradients))
+        v = self._velocity.flat.rows(start, stop).host_view() if self._velocity is not None else None
         scratch = np.empty_like(p)
         rate, momentum, reg = self._rate, self._momentum, self._reg
 
-        def update(stream: object) -> None:
+        def update() -> None:
             np.multiply(p[:decayed], reg, out=scratch[:decayed])
             np.add(g[:decayed], scratch[:decayed], out=g[:decayed])
             step = g

@@ -41,7 +41,6 @@ _TYPEDEF = re.compile(r"\btypedef\s+(\w+(?: \w+)*)\s+(\w+)\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _SCALARS = {"int": "i", "float": "f", "double": "d"}
 _POINTEES: dict[str, np.dtype] = {
-    "TensorMap": np.dtype(np.uint8),
     "unsigned short": np.dtype(np.uint16),
     "int": np.dtype(np.int32),
     "float": np.dtype(np.float32),
@@ -113,7 +112,10 @@ def with_constants(source: str, constants: Constants) -> str:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel: a pointer to elements of ``dtype``, or a scalar packed as ``code``."""
+    """One parameter of a kernel: a pointer to elements of ``dtype``, or a scalar packed as ``code``.
+
+    A pointer to a structure of the kernel's own is one to its bytes.
+    """
 
     name: str
     code: str
@@ -144,7 +146,7 @@ def _parameter(text: str, types: Mapping[str, str]) -> Parameter:
     while base in types:
         base = types[base]
     if pointer:
-        return Parameter(name, "P", _POINTEES[base])
+        return Parameter(name, "P", _POINTEES.get(base, np.dtype(np.uint8)))
     return Parameter(name, _SCALARS[base])
 
 

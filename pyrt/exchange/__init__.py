@@ -40,8 +40,8 @@ class Bucket(NamedTuple):
 class Update(Protocol):
     """The update of parameters: what an exchange applies to what it has summed."""
 
-    def bind(self, start: int, stop: int) -> QueueWork:
-        """What queues the update of the parameters of this part of the flat buffers on a stream."""
+    def bind(self, *buckets: Bucket) -> QueueWork:
+        """What queues the update of the parameters of these parts of the flat buffers on a stream."""
 
 
 @dataclass(frozen=True)

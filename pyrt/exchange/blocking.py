@@ -25,7 +25,7 @@ class BlockingExchange:
         stop = max(bucket.stop for bucket in setting.buckets)
         self._gradients = setting.gradients.rows(start, stop)
         self._host = pinned(setting.driver, self._gradients.shape, self._gradients.dtype)
-        self._updates = [setting.update.bind(*bucket) for bucket in setting.buckets]
+        self._update = setting.update.bind(*setting.buckets)
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", self._streams.compute)
         self._sum = phase("MPI_Allreduce")
@@ -48,5 +48,4 @@ class BlockingExchange:
             self._gradients.queue_upload(self._host, compute)
             self._driver.synchronize_stream(compute)
         with self._step:
-            for update in self._updates:
-                update(compute)
+            self._update(compute)

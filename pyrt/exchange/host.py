@@ -31,7 +31,7 @@ class _Stage:
         self.downloaded = driver.create_event(timing=False)
         self.uploaded = driver.create_event(timing=False)
         self.request: MPI.Request | None = None
-        self.update: QueueWork = setting.update.bind(*bucket)
+        self.update: QueueWork = setting.update.bind(bucket)
 
 
 class HostExchange:

@@ -14,12 +14,11 @@ class LocalExchange:
     def __init__(self, setting: Setting) -> None:
         self._compute = setting.streams.compute
         self._step = setting.phases.phase("step", self._compute)
-        self._updates = [setting.update.bind(*bucket) for bucket in setting.buckets]
+        self._update = setting.update.bind(*setting.buckets)
 
     def ready(self, bucket: int) -> None:
         pass
 
     def finish(self) -> None:
         with self._step:
-            for update in self._updates:
-                update(self._compute)
+            self._update(self._compute)

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from nn.launches import Kernels, Stretch
+from nn.tensor_cores import Terms
+
 
 def check(parameters, velocity, p, g, v, decayed, rate, momentum, decay):
     """Compare with the formulas; five roundings, each of at most the terms' absolute values."""
@@ -17,15 +20,57 @@ def check(parameters, velocity, p, g, v, decayed, rate, momentum, decay):
 
 
 @pytest.mark.parametrize("momentum", [None, 0.0, 0.9])
+@pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("size, decayed", [(1, 0), (1, 1), (256, 128), (257, 255), (10007, 9001), (500, 500)])
-def test_sgd(kernels, device, rng, dtype, size, decayed, momentum):
-    p, g, v = (rng.normal(0, 1, size).astype(dtype) for _ in range(3))
+def test_sgd(kernels, device, rng, dtype, start, size, decayed, momentum):
+    """A stretch, and nothing before or behind it."""
+    p, g, v = (rng.normal(0, 1, start + size + 5).astype(dtype) for _ in range(3))
     parameters, gradients = device.array(p), device.array(g)
     velocity = None if momentum is None else device.array(v)
-    device.run(kernels.sgd(parameters, gradients, velocity, decayed, 0.3, momentum or 0.0, 0.05))
+    stretch = Stretch(start, size, decayed)
+    device.run(kernels.sgd(parameters, gradients, velocity, [stretch], 0.3, momentum or 0.0, 0.05))
+    part = slice(start, start + size)
     result = None if velocity is None else velocity.to_host()
-    check(parameters.to_host(), result, p, g, v, decayed, 0.3, momentum or 0.0, 0.05)
+    moved = None if result is None else result[part]
+    check(parameters.to_host()[part], moved, p[part], g[part], v[part], decayed, 0.3, momentum or 0.0, 0.05)
     assert gradients.to_host().tobytes() == g.tobytes()
+    for before, after in ((p, parameters.to_host()), (v, result if result is not None else v)):
+        assert np.delete(before, part).tobytes() == np.delete(after, part).tobytes()
+
+
+def test_several_stretches_in_one_launch(kernels, device, rng, dtype):
+    p, g = (rng.normal(0, 1, 1000).astype(dtype) for _ in range(2))
+    parameters = device.array(p)
+    stretches = [Stretch(0, 8, 8), Stretch(100, 613, 400), Stretch(997, 3, 1)]
+    device.run(kernels.sgd(parameters, device.array(g), None, stretches, 0.3, 0.0, 0.05))
+    expected = p.copy()
+    for s in stretches:
+        part = slice(s.start, s.start + s.size)
+        single = device.array(p[part])
+        whole = Stretch(0, s.size, s.decayed)
+        device.run(kernels.sgd(single, device.array(g[part]), None, [whole], 0.3, 0.0, 0.05))
+        expected[part] = single.to_host()
+    assert parameters.to_host().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("rows, columns", [(7, 12), (5, 13), (64, 64)])
+@pytest.mark.parametrize("first_row", [0, 4])
+def test_terms_follow_the_weights(library, device, rng, rows, columns, first_row):
+    """The terms of a panel's rows are the new weights; those of other rows stay."""
+    kernels = Kernels(library, np.float32)
+    weights = rows * columns
+    p, g = (rng.normal(0, 1, weights + 3).astype("f4") for _ in range(2))
+    parameters = device.array(p)
+    terms = Terms.empty(device.driver, 3, rows, columns)
+    device.arrays.append(terms.array)
+    first = first_row * columns
+    stretch = Stretch(first, weights + 3 - first, weights - first, first, terms)
+    device.run(kernels.sgd(parameters, device.array(g), None, [stretch], 0.3, 0.0, 0.05))
+    bits = terms.array.to_host().reshape(3, rows, terms.ld)[:, :, :columns]
+    sums = (bits.astype(np.uint32) << 16).view(np.float32).astype("f8").sum(axis=0)
+    new = parameters.to_host()[:weights].reshape(rows, columns)
+    np.testing.assert_allclose(sums[first_row:], new[first_row:], rtol=2.0**-24)
+    assert not sums[:first_row].any()
 
 
 @pytest.mark.sanitizer
@@ -36,8 +81,9 @@ def test_small_grid(library, device, rng, real, dtype, with_velocity):
     velocity = device.array(v) if with_velocity else None
     momentum = 0.9 if with_velocity else 0.0
     kernel = library.kernel("sgd", "sgd", REAL=real)
+    stretch = device.array(np.frombuffer(Stretch(0, 1009, 700).packed(), np.uint8))
     arguments = (device.array(g), velocity, parameters)
-    device.run(kernel.bind((3,), (64,), 1009, 700, 0.3, momentum, 0.05, *arguments))
+    device.run(kernel.bind((3,), (64,), stretch, 0.3, momentum, 0.05, *arguments))
     result = velocity.to_host() if velocity else None
     check(parameters.to_host(), result, p, g, v, 700, 0.3, momentum, 0.05)
 
@@ -46,5 +92,5 @@ def test_without_decay_and_momentum_a_plain_step(kernels, device, dtype):
     """Numbers that no rounding touches: exact."""
     parameters = device.array(np.array([1, 2, 3], dtype))
     gradients = device.array(np.array([4, -8, 0], dtype))
-    device.run(kernels.sgd(parameters, gradients, None, 0, 0.25, 0.0, 0.5))
+    device.run(kernels.sgd(parameters, gradients, None, [Stretch(0, 3, 0)], 0.25, 0.0, 0.5))
     assert parameters.to_host().tolist() == [0, 4, 3]

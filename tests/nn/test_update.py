@@ -54,7 +54,7 @@ def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
     update = SgdUpdate(NETWORK, parameters, device_gradients, velocity, RATE, momentum, REG, kernels)
     cuts = panels(NETWORK, device_gradients.layout)
     assert len(cuts) == 3 or panel_bytes == 100
-    calls = [update.bind(*panel.bucket) for panel in cuts]
+    calls = [update.bind(panel.bucket) for panel in cuts]
     stream = driver.create_stream()
     for gradient in gradients:
         device_gradients.set({**gradient, "loss": np.ones(1)})
@@ -75,7 +75,7 @@ def test_padding_stays_zero():
     parameters.set(random(np.random.default_rng(0)))
     update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None)
     for panel in panels(NETWORK, gradients.layout):
-        update.bind(*panel.bucket)(None)
+        update.bind(panel.bucket)(None)
     padding = np.ones(parameters.layout.size, bool)
     for name in NETWORK.shapes:
         padding[slice(*parameters.layout.span(name))] = False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from nn.launches import Kernels, Stretch
 from pyrt import exchange
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.cpu import CpuDriver
@@ -41,21 +42,22 @@ class Rates:
         self.seen: list[tuple[int, int, np.ndarray]] = []
         """Buckets in the order of their updates, with the gradients that were applied (without kernels)."""
 
-    def bind(self, start: int, stop: int) -> QueueWork:
-        parameters, gradients = self.parameters.rows(start, stop), self.gradients.rows(start, stop)
+    def bind(self, *buckets: Bucket) -> QueueWork:
+        calls = [self._bind(*bucket) for bucket in buckets]
+        return lambda stream: [call(stream) for call in calls]
+
+    def _bind(self, start: int, stop: int) -> QueueWork:
         if self.driver.has_kernels:
-            kernel = KernelLibrary(self.driver).kernel("sgd", "sgd", REAL=c_type(gradients.dtype))
-            return kernel.bind((1,), (128,), stop - start, 0, RATE, 0.0, 0.0, gradients, None, parameters)
+            kernels = Kernels(KernelLibrary(self.driver), self.gradients.dtype)
+            stretch = Stretch(start, stop - start, 0)
+            return kernels.sgd(self.parameters, self.gradients, None, [stretch], RATE, 0.0, 0.0)
+        parameters, gradients = self.parameters.rows(start, stop), self.gradients.rows(start, stop)
 
         def update() -> None:
             self.seen.append((start, stop, gradients.host_view().copy()))
             parameters.host_view()[:] -= gradients.dtype.type(RATE) * gradients.host_view()
 
         return lambda stream: queue(self.driver, stream, update)
-
-
-def c_type(dtype: np.dtype) -> str:
-    return {"float32": "float", "float64": "double"}[dtype.name]
 
 
 def queue(driver: Driver, stream: StreamHandle, work: Callable[[], None]) -> None:
