@@ -7,7 +7,8 @@
 // state[1], the place in the ring, by one, around at `ring`: there the loss goes first.
 //
 // One thread. With this, steps differ in nothing that the host must tell them.
-extern "C" __global__ void next_batch(int batch, int rows, int ring, const real *loss, real *losses, int *state)
+extern "C" __global__ void next_batch(int batch, int rows, int ring, const real *loss, real *losses,
+                                      int *state)
 {
     losses[state[1]] = *loss;
     state[0] = (state[0] + batch) % rows;

@@ -32,17 +32,23 @@ __device__ inline void split(float x, int count, bfloat16 *terms, offset stride)
     }
 }
 
+// Four numbers in a word of 8 bytes: of a structure the compiler would store each by itself.
+__device__ inline unsigned long long pack(const bfloat16 (&x)[4])
+{
+    const unsigned low = x[0] | (unsigned)x[1] << 16, high = x[2] | (unsigned)x[3] << 16;
+    return low | (unsigned long long)high << 32;
+}
+
 // The same for four neighbours: terms + i * stride is aligned to 8 bytes.
 __device__ inline void split4(float4 x, int count, bfloat16 *terms, int stride)
 {
-    bfloat16 split_x[4][3];
-    split(x.x, count, split_x[0], 1);
-    split(x.y, count, split_x[1], 1);
-    split(x.z, count, split_x[2], 1);
-    split(x.w, count, split_x[3], 1);
+    bfloat16 of_x[3], of_y[3], of_z[3], of_w[3];
+    split(x.x, 3, of_x, 1);
+    split(x.y, 3, of_y, 1);
+    split(x.z, 3, of_z, 1);
+    split(x.w, 3, of_w, 1);
 #pragma unroll
     for (int i = 0; i < 3; i++)
         if (i < count)
-            *(ushort4 *)(terms + (offset)i * stride) =
-                make_ushort4(split_x[0][i], split_x[1][i], split_x[2][i], split_x[3][i]);
+            *(unsigned long long *)(terms + (offset)i * stride) = pack({of_x[i], of_y[i], of_z[i], of_w[i]});
 }

@@ -15,36 +15,34 @@ typedef PIXEL pixel;
 
 typedef NUMBER number;
 
-__device__ inline void convert(pixel p, real, bfloat16 &x) { x = to_bfloat16(p); }
+// A pixel has no more bits than a bf16 number: the upper half of the float is all of it.
+__device__ inline void convert(pixel p, real, bfloat16 &x) { x = __float_as_uint((float)p) >> 16; }
 // A division and not a product with 1 / scale: it rounds as NumPy's does, so host and device agree to the
 // bit.
 __device__ inline void convert(pixel p, real scale, real &x) { x = (real)p / scale; }
 
-const int WIDTH = 16;  // neighbours that a thread takes: uint8 pixels of one load
+const int WIDTH = sizeof(number) == 2 ? 4 : 1;  // neighbours that a thread takes: 8 bytes of bf16
 
-struct alignas(16) Pixels {
-    pixel of[WIDTH];
-};
-struct alignas(16) Numbers {
-    number of[WIDTH];
-};
+__device__ inline void convert_wide(const unsigned *pixels, unsigned long long *numbers)
+{
+    const unsigned p = *pixels;
+    bfloat16 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        x[i] = __float_as_uint((float)(p >> 8 * i & 0xff)) >> 16;
+    *numbers = pack(x);
+}
 
 // This thread's part of one row: WIDTH neighbours from `first` on, and every `step` columns.
-__device__ inline void convert_row(int columns, int first, int step, bool wide, real scale, const pixel *image,
-                                   number *x)
+__device__ inline void convert_row(int columns, int first, int step, bool wide, real scale,
+                                   const pixel *image, number *x)
 {
     for (int column = first; column < columns; column += step)
-        if (wide) {
-            const Pixels pixels = *(const Pixels *)(image + column);
-            Numbers numbers;
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++)
-                convert(pixels.of[i], scale, numbers.of[i]);
-            *(Numbers *)(x + column) = numbers;
-        } else {
+        if (wide)
+            convert_wide((const unsigned *)(image + column), (unsigned long long *)(x + column));
+        else
             for (int i = column; i < min(column + WIDTH, columns); i++)
                 convert(image[i], scale, x[i]);
-        }
 }
 
 // Both kernels: block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the
@@ -57,7 +55,7 @@ extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const
 {
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
     const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
-    const bool wide = columns % WIDTH == 0 && ldx % WIDTH == 0;
+    const bool wide = WIDTH > 1 && columns % WIDTH == 0 && ldx % WIDTH == 0;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step)
         convert_row(columns, first_column, column_step, wide, scale, images + row * columns,
                     X + row * ldx);
@@ -71,7 +69,7 @@ extern "C" __global__ void gather_batch(int rows, int columns, real scale, const
 {
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
     const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
-    const bool wide = columns % WIDTH == 0 && ldx % WIDTH == 0;
+    const bool wide = WIDTH > 1 && columns % WIDTH == 0 && ldx % WIDTH == 0;
     const int *mine = order + *place;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step) {
         const offset image = mine[row];

@@ -4,8 +4,8 @@
 #include "common.cuh"
 #include "bfloat16.cuh"
 
-// A part of the flat arrays that lies in one layer: its weights, of which `decayed` elements, then its biases.
-// As nn/update.py packs it.
+// A part of the flat arrays that lies in one layer: `decayed` weights, then biases. As packed by
+// nn/launches.py.
 struct Stretch {
     offset start;
     int size, decayed;
@@ -22,17 +22,19 @@ struct alignas(16) Four {
 };
 
 // The terms of up to four weights; together where they lie in one row, aligned.
-__device__ inline void put_terms(const Stretch &s, offset i, const Four &p, bool wide)
+__device__ inline void put_terms(const Stretch &s, int i, const Four &p, bool wide)
 {
-    const offset weight = s.first + i;
+    const auto place = [&s](int weight) {
+        return s.terms + (offset)(weight / s.columns) * s.ld + weight % s.columns;
+    };
+    const int weight = s.first + i;  // a layer has fewer than 2^31
     if (wide) {
-        split4({(float)p.of[0], (float)p.of[1], (float)p.of[2], (float)p.of[3]}, s.count,
-               s.terms + weight / s.columns * s.ld + weight % s.columns, s.distance);
+        split4({(float)p.of[0], (float)p.of[1], (float)p.of[2], (float)p.of[3]}, s.count, place(weight),
+               s.distance);
         return;
     }
     for (int j = 0; j < WIDTH && i + j < s.decayed; j++)
-        split(p.of[j], s.count, s.terms + (weight + j) / s.columns * s.ld + (weight + j) % s.columns,
-              s.distance);
+        split(p.of[j], s.count, place(weight + j), s.distance);
 }
 
 // g = gradient + decay p for weights, g = gradient for biases; v = momentum v + g, p -= rate v; or, where

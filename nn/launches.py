@@ -475,7 +475,7 @@ class Kernels:
         if width != columns or available < rows:
             raise ValueError(f"scale_pixels: images {images.shape} do not fill X {(rows, columns)}")
         kernel = self._pixels("scale_pixels", images, X)
-        return kernel.bind(*_pixels_shape(rows, columns), rows, columns, scale, images, out, ld)
+        return kernel.bind(*_pixels_shape(X, rows, columns), rows, columns, scale, images, out, ld)
 
     def gather_batch(
         self,
@@ -501,7 +501,7 @@ class Kernels:
         _same("gather_batch", (rows,), batch_labels=batch_labels)
         _same("gather_batch", (1,), place=place)
         kernel = self._pixels("gather_batch", images, X)
-        shape = _pixels_shape(rows, columns)
+        shape = _pixels_shape(X, rows, columns)
         return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, out, ld, batch_labels)
 
     def _pixels(self, name: str, images: DeviceArray, X: DeviceArray | Terms) -> Kernel:
@@ -534,9 +534,9 @@ def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple
     return X, X.ld, shape
 
 
-def _pixels_shape(rows: int, columns: int) -> tuple[Grid, Block]:
-    """Grid and block of the kernels of pixels.cu, whose threads take 16 neighbours."""
-    return plane_shape(rows, blocks(columns, 16))
+def _pixels_shape(X: DeviceArray | Terms, rows: int, columns: int) -> tuple[Grid, Block]:
+    """Grid and block of the kernels of pixels.cu, whose threads take four neighbours if these become terms."""
+    return plane_shape(rows, blocks(columns, 4 if isinstance(X, Terms) else 1))
 
 
 def _matrix(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:
