@@ -10,6 +10,7 @@
 // number of each. A thread stays in its column, so it reads b once.
 extern "C" __global__ void bias_activation(int rows, int columns, const real *Z, const real *b, real *A)
 {
+    wait_for_kernel_before();
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
     for (offset column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += column_step) {
         const real bias = b[column];
@@ -26,6 +27,7 @@ extern "C" __global__ void bias_activation(int rows, int columns, const real *Z,
 // whole grid apart, so that neighbours stay coalesced and a small grid covers any size.
 extern "C" __global__ void activation_backward(int size, const real *A, const real *dA, real *dZ)
 {
+    wait_for_kernel_before();
     const int step = gridDim.x * blockDim.x;
     for (offset i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += step)
         dZ[i] = dA[i] * DERIVATIVE(A[i]);

@@ -10,6 +10,7 @@
 extern "C" __global__ void next_batch(int batch, int rows, int ring, const real *loss, real *losses,
                                       int *state)
 {
+    wait_for_kernel_before();
     losses[state[1]] = *loss;
     state[0] = (state[0] + batch) % rows;
     state[1] = (state[1] + 1) % ring;

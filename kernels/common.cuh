@@ -5,3 +5,13 @@ typedef REAL real;
 typedef long long offset;  // row * leading dimension can pass 2^31
 
 const int WARP = 32;
+
+// The first line of every kernel. It is launched while the kernel before it in the stream still runs, to be
+// on its multiprocessor in time (programmatic dependent launch, sm_90; see pyrt/kernels.py): here it waits
+// until what that one wrote is there, and lets the kernel behind it be launched, which waits in its turn.
+__device__ inline void wait_for_kernel_before()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -42,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256)
 gemm_naive(int M, int N, int K, real alpha, const real *A, int lda, const real *B, int ldb,
            real beta, const real *C, int ldc, real *D, int ldd)
 {
+    wait_for_kernel_before();
     const int m = blockIdx.x * blockDim.y + threadIdx.y;
     const int n = blockIdx.y * blockDim.x + threadIdx.x;
     if (m >= M || n >= N)
@@ -69,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 gemm_shared(int M, int N, int K, real alpha, const real *A, int lda, const real *B, int ldb,
             real beta, const real *C, int ldc, real *D, int ldd)
 {
+    wait_for_kernel_before();
     __shared__ real tile_a[SQUARE][SQUARE + 1];  // [m][k]
     __shared__ real tile_b[SQUARE][SQUARE + 1];  // [k][n]
 
@@ -116,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(64)
 gemm_register(int M, int N, int K, real alpha, const real *A, int lda, const real *B, int ldb,
               real beta, const real *C, int ldc, real *D, int ldd)
 {
+    wait_for_kernel_before();
     __shared__ real tile[STRIP][TILE_WIDTH];  // [k][m]
 
     const int thread = threadIdx.y * 16 + threadIdx.x;
@@ -268,6 +271,7 @@ extern "C" __global__ void __launch_bounds__(128)
 gemm_tiled(int M, int N, int K, real alpha, const real *A, int lda, const real *B, int ldb,
            real beta, const real *C, int ldc, real *D, int ldd)
 {
+    wait_for_kernel_before();
     __shared__ Vector tile_a[2][BLOCK_K * BLOCK_M / VECTOR];
     __shared__ Vector tile_b[2][BLOCK_K * BLOCK_N / VECTOR];
 

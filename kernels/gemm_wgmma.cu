@@ -65,6 +65,7 @@ split_terms(int rows_a, int columns_a, const real *A, int lda, int count_a, bflo
             int matrix_a, int rows_b, int columns_b, const real *B, int ldb, int count_b, bfloat16 *terms_b,
             int ld_b, int matrix_b)
 {
+    wait_for_kernel_before();
     if (blockIdx.z == 0)
         split_matrix(rows_a, columns_a, A, lda, count_a, terms_a, ld_a, matrix_a);
     else
@@ -271,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(256)
 gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
            real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
+    wait_for_kernel_before();
     gemm<1, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -278,6 +280,7 @@ extern "C" __global__ void __launch_bounds__(384)
 gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
+    wait_for_kernel_before();
     gemm<2, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -285,6 +288,7 @@ extern "C" __global__ void __launch_bounds__(512)
 gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
+    wait_for_kernel_before();
     gemm<3, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -292,6 +296,7 @@ extern "C" __global__ void __launch_bounds__(384)
 gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
              real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
+    wait_for_kernel_before();
     gemm<2, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -302,6 +307,7 @@ gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
 extern "C" __global__ void sum_parts(int M, int N, int parts, const real *partials, real alpha, real beta,
                                      const real *C, int ldc, const real *bias, real *D, int ldd)
 {
+    wait_for_kernel_before();
     const Result result = {alpha, beta, C, bias, D, ldc, ldd};
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
     for (int m = blockIdx.x * blockDim.y + threadIdx.y; m < M; m += row_step)

@@ -34,6 +34,7 @@ __device__ inline real warp_max(real value)
 extern "C" __global__ void softmax_head(int rows, int classes, real scale, const real *Z, const real *b,
                                         const int *labels, real *dZ, real *loss)
 {
+    wait_for_kernel_before();
     const int lane = threadIdx.x;
     const int step = gridDim.x * blockDim.y;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) {
@@ -70,6 +71,7 @@ extern "C" __global__ void softmax_head(int rows, int classes, real scale, const
 extern "C" __global__ void sigmoid_head(int rows, int classes, real scale, const real *Z, const real *b,
                                         const int *labels, real *dZ, real *loss)
 {
+    wait_for_kernel_before();
     const int lane = threadIdx.x;
     const int step = gridDim.x * blockDim.y;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) {

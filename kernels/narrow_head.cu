@@ -486,6 +486,7 @@ narrow_head(int rows, int classes, int hidden, int most, int halvings, real scal
             const real *W, const real *b, const int *labels, real *dZ, bfloat16 *terms, int term_count,
             int ld, real *partials, int ld_partials)
 {
+    wait_for_kernel_before();
     extern __shared__ __align__(16) real shared[];
 
     const int share = rows / gridDim.x, more = rows - share * gridDim.x, block = blockIdx.x;
@@ -550,6 +551,7 @@ extern "C" __global__ void __launch_bounds__(512)
 sum_partials(int blocks, int classes, int hidden, const real *partials, int ld, real *dW, real *db_hidden,
              real *db, real *loss)
 {
+    wait_for_kernel_before();
     __shared__ real sums[SUM_ROWS][SUM_COLUMNS];
     const int AT_ONCE = 10;
     const int x = threadIdx.x, y = threadIdx.y;

@@ -53,6 +53,7 @@ __device__ inline void convert_row(int columns, int first, int step, bool wide, 
 extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const pixel *images, number *X,
                                         int ldx)
 {
+    wait_for_kernel_before();
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
     const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     const bool wide = WIDTH > 1 && columns % WIDTH == 0 && ldx % WIDTH == 0;
@@ -67,6 +68,7 @@ extern "C" __global__ void gather_batch(int rows, int columns, real scale, const
                                         const int *labels, const int *order, const int *place, number *X,
                                         int ldx, int *batch_labels)
 {
+    wait_for_kernel_before();
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
     const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     const bool wide = WIDTH > 1 && columns % WIDTH == 0 && ldx % WIDTH == 0;

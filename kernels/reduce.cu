@@ -12,6 +12,7 @@
 extern "C" __global__ void __launch_bounds__(1024)
 column_sums(int rows, int columns, const real *X, int ldx, real *sums)
 {
+    wait_for_kernel_before();
     __shared__ real partial[1024];
 
     const int width = blockDim.x, height = blockDim.y;

@@ -45,6 +45,7 @@ __device__ inline void put_terms(const Stretch &s, int i, const Four &p, bool wi
 extern "C" __global__ void sgd(const Stretch *stretches, real rate, real momentum, real decay,
                                const real *gradients, real *velocity, real *parameters)
 {
+    wait_for_kernel_before();
     const Stretch s = stretches[blockIdx.y];
     const bool wide = s.start % WIDTH == 0 && s.decayed % WIDTH == 0 && s.first % WIDTH == 0 &&
                       (!s.terms || s.columns % WIDTH == 0);

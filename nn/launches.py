@@ -535,7 +535,7 @@ def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple
 
 
 def _pixels_shape(X: DeviceArray | Terms, rows: int, columns: int) -> tuple[Grid, Block]:
-    """Grid and block of the kernels of pixels.cu, whose threads take four neighbours if these become terms."""
+    """Grid and block of the kernels of pixels.cu: a thread takes four pixels that become terms, or one."""
     return plane_shape(rows, blocks(columns, 4 if isinstance(X, Terms) else 1))
 
 

@@ -133,6 +133,21 @@ def parse_kernels(source: str, constants: Constants) -> dict[str, list[Parameter
     }
 
 
+def overlapping(source: str) -> set[str]:
+    """The kernels of a source that call ``wait_for_kernel_before`` (kernels/common.cuh) themselves.
+
+    They are launched while the kernel before them in the stream still runs.
+    """
+    plain = _COMMENT.sub("", source)
+    kernels = list(_KERNEL.finditer(plain))
+    ends = [kernel.start() for kernel in kernels[1:]] + [len(plain)]
+    return {
+        kernel[1]
+        for kernel, end in zip(kernels, ends, strict=True)
+        if "wait_for_kernel_before();" in plain[kernel.end() : end]
+    }
+
+
 def kernel_names(source: str) -> list[str]:
     """The kernels of a source without comments."""
     return [match[1] for match in _KERNEL.finditer(source)]
@@ -187,6 +202,8 @@ class Kernel:
     name: str
     function: FunctionHandle
     parameters: list[Parameter]
+    overlaps: bool = False
+    """Whether it waits by itself for the kernel before it: see `overlapping`."""
 
     def bind(
         self, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Argument, shared: int = 0
@@ -203,7 +220,8 @@ class Kernel:
         ]
         # Native alignment is the layout the CUDA driver expects of a packed parameter block.
         packed = struct.pack("".join(parameter.code for parameter in self.parameters), *values)
-        launch = self.driver.launcher(self.function, _three(grid), _three(block), packed, shared)
+        shape = _three(grid), _three(block)
+        launch = self.driver.launcher(self.function, *shape, packed, shared, self.overlaps)
         return Launch(self.name, launch)
 
     def _value(self, parameter: Parameter, argument: Argument) -> int | float:
@@ -231,6 +249,7 @@ def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
 class _Module:
     handle: ModuleHandle
     parameters: dict[str, list[Parameter]]
+    overlapping: set[str]
 
 
 class KernelLibrary:
@@ -277,9 +296,10 @@ class KernelLibrary:
         if name not in module.parameters:
             raise KeyError(f"{file}.cu has no kernel {name}; it has {', '.join(module.parameters)}")
         function = self.driver.function(module.handle, name)
-        return Kernel(self.driver, name, function, module.parameters[name])
+        return Kernel(self.driver, name, function, module.parameters[name], name in module.overlapping)
 
     def _load(self, file: str, constants: Constants) -> _Module:
         source = self.source(file, constants)
         self._compile(file, source)
-        return _Module(self.driver.load_module(source, self.cache_dir), parse_kernels(source, constants))
+        handle = self.driver.load_module(source, self.cache_dir)
+        return _Module(handle, parse_kernels(source, constants), overlapping(source))

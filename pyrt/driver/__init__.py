@@ -160,6 +160,16 @@ class Driver(Protocol):
         """A kernel of a loaded module."""
 
     def launcher(
-        self, function: FunctionHandle, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+        self,
+        function: FunctionHandle,
+        grid: Shape3,
+        block: Shape3,
+        arguments: bytes,
+        shared: int,
+        overlaps: bool,
     ) -> Callable[[StreamHandle], None]:
-        """A callable that launches the kernel with these packed arguments on the stream it is given."""
+        """A callable that launches the kernel with these packed arguments on the stream it is given.
+
+        A kernel that ``overlaps`` waits by itself for the kernel before it in the stream, so that its blocks
+        may be started before that one ends.
+        """

@@ -137,7 +137,7 @@ class CpuDriver:
         raise RuntimeError("the cpu device runs no kernels")
 
     def launcher(
-        self, function: None, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+        self, function: None, grid: Shape3, block: Shape3, arguments: bytes, shared: int, overlaps: bool
     ) -> Callable[[None], None]:
         raise RuntimeError("the cpu device runs no kernels")
 

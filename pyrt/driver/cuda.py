@@ -1,4 +1,5 @@
-"""The CUDA device: pycuda under the driver protocol, in the GPU's primary context; cuda-bindings for graphs.
+"""The CUDA device under the driver protocol, in the GPU's primary context: pycuda, and cuda-bindings for what
+it has not (graphs, launches that overlap).
 
 The primary context is the one a CUDA-aware MPI, PyTorch or CuPy in the same process uses too. It is
 popped at exit on every way out, else pycuda aborts the interpreter.
@@ -49,6 +50,26 @@ def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     return values[0] if values else None
 
 
+class _PackedParameters:
+    """The arguments of a launch in one block of memory, and how CUDA finds them: at ``address``."""
+
+    def __init__(self, arguments: bytes) -> None:
+        self._block = ctypes.create_string_buffer(arguments, len(arguments))
+        self._size = ctypes.c_size_t(len(arguments))
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END
+        where = (1, ctypes.addressof(self._block), 2, ctypes.addressof(self._size), 0)
+        self._where = (ctypes.c_void_p * len(where))(*where)
+        self.address = ctypes.addressof(self._where)
+
+
+def _overlapping() -> Any:
+    """Launch while the kernel before still runs: this one waits for it by itself."""
+    attribute = bindings.CUlaunchAttribute()
+    attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
 class _Event:
     """An event of CUDA's. pycuda's own do not say their handle, which recording in a graph needs."""
 
@@ -76,6 +97,7 @@ class CudaDriver:
         capability = device.compute_capability()
         # The "a" brings what is this architecture's alone: wgmma, the sharing out of registers.
         self.architecture = "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
+        self._can_overlap = capability >= (9, 0)
         attribute = cuda.device_attribute
         self.multiprocessors = device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared_memory = device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
@@ -85,6 +107,7 @@ class CudaDriver:
         self._pinned: list[Any] = []
         self._imported: dict[int, Any] = {}
         self._graphs: list[Any] = []
+        self._modules: list[Any] = []
         self.is_open = True
         atexit.register(self.close)
 
@@ -95,6 +118,8 @@ class CudaDriver:
         self._context.synchronize()
         for graph in self._graphs:
             bindings.cuGraphExecDestroy(graph)
+        for module in self._modules:
+            bindings.cuModuleUnload(module)
         for imported in self._imported.values():
             imported.close()
         for allocation in self._allocations.values():
@@ -255,10 +280,13 @@ class CudaDriver:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def load_module(self, source: str, cache_dir: str) -> pycuda.compiler.SourceModule:
+    def load_module(self, source: str, cache_dir: str) -> Any:
         self.compile(source, cache_dir)
         folder = self._cache_folder(source, cache_dir)
-        return pycuda.compiler.SourceModule(source, cache_dir=folder, **self._compile_options())
+        cubin = pycuda.compiler.compile(source, cache_dir=folder, **self._compile_options())
+        module = _call(bindings.cuModuleLoadData, cubin)
+        self._modules.append(module)
+        return module
 
     def _cache_folder(self, source: str, cache_dir: str) -> str:
         version = pycuda.compiler.get_nvcc_version(find_nvcc())
@@ -273,20 +301,30 @@ class CudaDriver:
             "options": ["-O3"],
         }
 
-    def function(self, module: pycuda.compiler.SourceModule, name: str) -> cuda.Function:
-        return module.get_function(name)
+    def function(self, module: Any, name: str) -> Any:
+        return _call(bindings.cuModuleGetFunction, module, name.encode())
 
     def launcher(
-        self, function: cuda.Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+        self, function: Any, grid: Shape3, block: Shape3, arguments: bytes, shared: int, overlaps: bool
     ) -> Callable[[cuda.Stream], None]:
         # What is beyond 48 KiB must be allowed first; what another launch of the kernel needs stays allowed.
-        most = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-        if shared > function.get_attribute(most):
-            function.set_attribute(most, shared)
-        # prepared_async_call would parse its arguments again at every launch.
-        launch_kernel = function._launch_kernel
+        most = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        if shared > _call(bindings.cuFuncGetAttribute, most, function):
+            _call(bindings.cuFuncSetAttribute, function, most, shared)
+        config = bindings.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = shared
+        if overlaps and self._can_overlap:
+            config.attrs, config.numAttrs = [_overlapping()], 1
+        parameters = _PackedParameters(arguments)
+        launched_on = 0
 
         def launch(stream: cuda.Stream) -> None:
-            launch_kernel(grid, block, arguments, shared, stream)
+            nonlocal launched_on
+            if launched_on != stream.handle:
+                launched_on = stream.handle
+                config.hStream = bindings.CUstream(launched_on)
+            _call(bindings.cuLaunchKernelEx, config, function, 0, parameters.address)
 
         return launch

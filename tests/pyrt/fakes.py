@@ -154,6 +154,7 @@ class NotingDriver:
         block: tuple[int, int, int],
         arguments: bytes,
         shared: int,
+        overlaps: bool,
     ) -> Callable[[Any], None]:
         noted = Noted(function, grid, block, arguments, shared)
         return lambda stream: self.launches.append((noted, stream))

@@ -16,7 +16,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.graphs import capture
 from pyrt.job import Job
-from pyrt.kernels import KernelLibrary, Launch
+from pyrt.kernels import KERNELS, KernelLibrary, Launch, in_order
 from pyrt.memory import Arena, DeviceArray, Layout, pinned
 from pyrt.phases import Phases
 from pyrt.streams import Streams
@@ -204,6 +204,63 @@ class TestOrder:
         assert times.calls == 40
         assert 16 <= times.device_calls <= 40
         assert times.device / times.device_calls > 300_000 / 10e9
+
+
+OVERLAPPING = r"""
+// constants: REAL=float
+#include "common.cuh"
+
+// Doubles, late; a thread each.
+extern "C" __global__ void double_late(int cycles, real *x)
+{
+    wait_for_kernel_before();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const real before = x[i];
+    for (const long long start = clock64(); clock64() - start < cycles * (i % 7);)
+        ;
+    x[i] = 2 * before;
+}
+
+// Adds what the others had before.
+extern "C" __global__ void add_reversed(int size, real *x, const real *y)
+{
+    wait_for_kernel_before();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    x[i] += y[size - 1 - i];
+}
+"""
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_kernels_that_overlap_see_what_the_one_before_wrote(
+    driver: Driver, tmp_path: Path, graph: bool
+) -> None:
+    (tmp_path / "mine.cu").write_text(OVERLAPPING)
+    library = KernelLibrary(driver, [tmp_path, KERNELS], str(tmp_path / "cache"))
+    size, stream = 4 * 64, driver.create_stream()
+    start = np.arange(2.0 * size, dtype="f4").reshape(2, size)
+    x, y = (DeviceArray.from_host(driver, row) for row in start)
+    launches = [
+        library.kernel("mine", "double_late", REAL="float").bind((4,), (64,), 20_000, x),
+        library.kernel("mine", "add_reversed", REAL="float").bind((4,), (64,), size, y, x),
+        library.kernel("mine", "double_late", REAL="float").bind((4,), (64,), 20_000, y),
+        library.kernel("mine", "add_reversed", REAL="float").bind((4,), (64,), size, x, y),
+    ]
+    step = in_order(launches).call
+    if graph:
+        with capture(driver, stream) as captured:
+            step(stream)
+        step = captured
+    for _ in range(4):
+        step(stream)
+    a, b = start.astype("f8")
+    for _ in range(4):
+        a *= 2
+        b += a[::-1]
+        b *= 2
+        a += b[::-1]
+    np.testing.assert_allclose(x.to_host(), a, rtol=1e-6)
+    np.testing.assert_allclose(y.to_host(), b, rtol=1e-6)
 
 
 class TestLaunch:

@@ -100,7 +100,7 @@ def test_it_runs_no_kernels(cpu: CpuDriver) -> None:
         lambda: cpu.compile("", ""),
         lambda: cpu.load_module("", ""),
         lambda: cpu.function(None, "name"),
-        lambda: cpu.launcher(None, (1, 1, 1), (1, 1, 1), b"", 0),
+        lambda: cpu.launcher(None, (1, 1, 1), (1, 1, 1), b"", 0, False),
     )
     for call in calls:
         with pytest.raises(RuntimeError, match="the cpu device runs no kernels"):

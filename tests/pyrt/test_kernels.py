@@ -26,6 +26,8 @@ from pyrt.kernels import (
     find,
     flatten,
     in_order,
+    kernel_names,
+    overlapping,
     parse_kernels,
     with_constants,
 )
@@ -176,6 +178,25 @@ class TestParse:
             "second": [Parameter("order", "P", np.dtype("int32")), Parameter("x", "f")],
             "nothing": [],
         }
+
+    def test_kernels_that_wait_by_themselves_overlap(self) -> None:
+        source = """
+        extern "C" __global__ void first(int n) { wait_for_kernel_before(); }
+        extern "C" __global__ void second(int n) { /* wait_for_kernel_before(); */ }
+        extern "C" __global__ void third(int n)
+        {
+            wait_for_kernel_before();
+        }
+        """
+        assert overlapping(source) == {"first", "third"}
+
+    @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
+    def test_every_kernel_of_the_project_waits_first(self, file: Path) -> None:
+        source = file.read_text()
+        assert overlapping(source) == set(kernel_names(source))
+        assert source.count("__global__ void") == len(
+            re.findall(r"__global__ void[^{]*\{\s*wait_for_kernel_before\(\);", source)
+        )
 
     @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
     def test_every_kernel_of_the_project_under_all_constants(self, file: Path) -> None:

@@ -275,7 +275,7 @@ class EmulatedDriver:
         return Function(module, name)
 
     def launcher(
-        self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int
+        self, function: Function, grid: Shape3, block: Shape3, arguments: bytes, shared: int, overlaps: bool
     ) -> Callable[[Stream], None]:
         # A pointer lies at a multiple of its size; numbers that look like one point to no allocation.
         count = len(arguments) // 8
