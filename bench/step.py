@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 
 BASELINES = {"PyTorch": "torch_step.py", "JAX": "jax_step.py"}
 MATHS = ("float32", "tf32")
-"""The arithmetic that baselines are timed with; ours is the first."""
+"""The arithmetic that ours and the baselines are timed with."""
 
 DEVICE = "cuda"
 SAMPLES = 60000
@@ -52,9 +52,20 @@ _NAP = 0.05
 """Seconds between two looks of a rank that waits for the baselines."""
 
 
+class Case(NamedTuple):
+    """A way in which ours takes its steps."""
+
+    batch: int
+    math: str = "float32"
+    placement: str = "resident"
+
+    def __str__(self) -> str:
+        return "this project" + (", rows streamed" if self.placement == "stream" else "")
+
+
 @dataclass
 class Ours:
-    """Our steps of one batch, in all runs: each epoch's seconds a step, and each run's on the device."""
+    """Our steps of one case, in all runs: each epoch's seconds a step, and each run's on the device."""
 
     wall: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
@@ -85,13 +96,15 @@ class Row:
     is_ours: bool = False
 
 
-def our_options(batch: int, steps: int, epochs: int, check: bool = False) -> Options:
+def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Options:
     """So many steps an epoch, no validation between them."""
     from nn.options import Options
 
     return Options(
-        batch=batch,
-        samples=batch * steps,
+        batch=case.batch,
+        math=case.math,
+        placement=case.placement if DEVICE == "cuda" else "auto",
+        samples=case.batch * steps,
         epochs=epochs,
         lr=0.1,
         val_fraction=0.0,
@@ -100,22 +113,22 @@ def our_options(batch: int, steps: int, epochs: int, check: bool = False) -> Opt
     )
 
 
-def run_ours(job: Job, ours: dict[int, Ours]) -> None:
-    """Train some epochs with each batch, as `train.py` does, and add the times. Collective."""
+def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
+    """Train some epochs in each case, as `train.py` does, and add the times. Collective."""
     from nn.run import run as train
 
-    for batch, times in ours.items():
-        times.add(train(our_options(batch, -(-SAMPLES // batch), EPOCHS), job), batch)
+    for case, times in ours.items():
+        times.add(train(our_options(case, -(-SAMPLES // case.batch), EPOCHS), job), case.batch)
 
 
-def wrong_results(job: Job, batches: Sequence[int]) -> Iterator[str]:
+def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
     """What differs from the NumPy reference after three steps. Collective."""
     from nn.run import run as train
 
-    for batch in batches:
-        report = train(our_options(batch, 3, 1, check=True), job)
+    for case in cases:
+        report = train(our_options(case, 3, 1, check=True), job)
         if not report.passed:
-            yield f"our step, batch {batch}\n{report.check}"
+            yield f"our step, batch {case.batch}\n{report.check}"
 
 
 @dataclass(frozen=True)
@@ -177,11 +190,10 @@ def _sleep_until_all_are_here(job: Job) -> None:
         time.sleep(_NAP)
 
 
-def rows(ours: Ours, lines: Sequence[Line]) -> list[Row]:
+def rows(ours: dict[Case, Ours], lines: Sequence[Line]) -> list[Row]:
     """Ours, then the baselines of the same batch."""
-    device = 1e6 * statistics.median(ours.device) if ours.device else None
     return [
-        Row("this project", MATHS[0], Times.of(ours.wall), device, is_ours=True),
+        *(_our_row(case, times) for case, times in ours.items()),
         *(
             Row(
                 f"{line.framework} {line.version}, {line.mode}",
@@ -191,6 +203,11 @@ def rows(ours: Ours, lines: Sequence[Line]) -> list[Row]:
             for line in lines
         ),
     ]
+
+
+def _our_row(case: Case, times: Ours) -> Row:
+    device = 1e6 * statistics.median(times.device) if times.device else None
+    return Row(str(case), case.math, Times.of(times.wall), device, is_ours=case.placement == "resident")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -228,20 +245,25 @@ def main(job: Job) -> int:
     with job.together():
         Parser("step.py", __doc__).parse_args(sys.argv[1:])
         require_gpu()
-    ours = {batch: Ours() for batch in ((3000, 750) if job.size == 1 else (3000,))}
+    batches = (3000, 750) if job.size == 1 else (3000,)
+    cases = [Case(batch, math) for batch in batches for math in MATHS]
+    cases += [Case(batch, placement="stream") for batch in batches]
+    ours = {case: Ours() for case in cases}
     lines: list[Line] = []
-    failures = list(wrong_results(job, list(ours)))
+    failures = list(wrong_results(job, cases))
     if not failures:
         run_ours(job, ours)
         if job.rank == 0:
-            lines = run_baselines(job.size, list(ours), failures)
+            lines = run_baselines(job.size, batches, failures)
         _sleep_until_all_are_here(job)
         run_ours(job, ours)
     if job.rank == 0:
-        for batch, times in ours.items():
-            if times.wall:
-                print(f"\nA step of 784-512-10, batch {batch}, {job.size} x {times.machine}")
-                print(table(rows(times, [line for line in lines if line.batch == batch])), flush=True)
+        for batch in batches:
+            mine = {case: times for case, times in ours.items() if case.batch == batch and times.wall}
+            if mine:
+                machine = next(iter(mine.values())).machine
+                print(f"\nA step of 784-512-10, batch {batch}, {job.size} x {machine}")
+                print(table(rows(mine, [line for line in lines if line.batch == batch])), flush=True)
         for failure in failures:
             print(f"step.py: error: {failure}", file=sys.stderr)
     return job.comm.bcast(1 if failures else 0)

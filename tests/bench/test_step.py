@@ -6,7 +6,7 @@ import pytest
 
 from bench import step
 from bench.baselines.work import Line
-from bench.step import Ours, Outcome, Row
+from bench.step import Case, Ours, Outcome, Row
 from bench.timing import Times
 from pyrt.errors import UserError
 from pyrt.job import join
@@ -32,19 +32,20 @@ def test_our_runs_are_checked_and_timed_by_epochs(monkeypatch):
     monkeypatch.setattr(step, "DEVICE", "cpu")
     monkeypatch.setattr(step, "SAMPLES", 50)
     monkeypatch.setattr(step, "EPOCHS", 3)
-    assert list(step.wrong_results(join(), [20])) == []
-    ours = {20: Ours()}
+    case = Case(20)
+    assert list(step.wrong_results(join(), [case])) == []
+    ours = {case: Ours()}
     step.run_ours(join(), ours)
-    assert len(ours[20].wall) == 3 - step.WARM_UP
-    assert 0 < ours[20].wall[0] < 10
-    assert ours[20].device == []  # there is none
-    assert ours[20].machine
+    assert len(ours[case].wall) == 3 - step.WARM_UP
+    assert 0 < ours[case].wall[0] < 10
+    assert ours[case].device == []  # there is none
+    assert ours[case].machine
 
 
 def test_a_wrong_step_is_told(monkeypatch):
     monkeypatch.setattr(step, "DEVICE", "cpu")
     monkeypatch.setattr("nn.run.check.compare", lambda *_: Wrong())
-    (told,) = step.wrong_results(join(), [20])
+    (told,) = step.wrong_results(join(), [Case(20)])
     assert told == "our step, batch 20\nwrong"
 
 
@@ -91,9 +92,13 @@ def test_reason():
 
 def test_table_compares_within_the_same_arithmetic():
     ours = Ours(wall=[80e-6, 81e-6, 90e-6], device=[64e-6, 80e-6])
-    rows = step.rows(ours, [line("epoch scan", us=202.5), line("epoch scan", "tf32", us=100.0)])
+    cases = {Case(3000): ours, Case(3000, placement="stream"): Ours(wall=[162e-6])}
+    rows = step.rows(cases, [line("epoch scan", us=202.5), line("epoch scan", "tf32", us=100.0)])
     assert rows[0] == Row("this project", "float32", Times.of(ours.wall), pytest.approx(72), is_ours=True)
     lines = step.table(rows).splitlines()[2:]
+    assert lines.pop(1).split() == [
+        *("this", "project,", "rows", "streamed", "float32", "162.0", "162.0", "to", "162.0", "-", "2.00")
+    ]
     assert lines[0].split()[2:] == ["float32", "81.0", "80.0", "to", "90.0", "72.0", "1.00"]
     assert lines[1].split() == [
         *("JAX", "0.11,", "epoch", "scan", "float32", "202.5", "201.5", "to", "203.5", "-", "2.50")
