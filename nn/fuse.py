@@ -27,7 +27,7 @@ from nn.operations import (
     Product,
     SumGradients,
 )
-from nn.tensor_cores import Terms
+from nn.tensor_cores import COLUMN_STEP, Terms
 from pyrt.kernels import Launch, in_order
 from pyrt.memory import DeviceArray
 
@@ -97,6 +97,17 @@ class _Split:
     array: DeviceArray
     terms: Terms
     scale: float = 1.0
+
+    def of(self, array: DeviceArray) -> _Split | None:
+        """The terms of this array, or of a view of some of its columns."""
+        if _same(array, self.array):
+            return self
+        start = (array.pointer - self.array.pointer) // self.array.dtype.itemsize
+        stop = start + array.shape[-1]
+        alike = array.ld == self.array.ld and array.shape[0] == self.array.shape[0]
+        if not alike or start % COLUMN_STEP or not 0 <= start <= stop <= self.array.shape[-1]:
+            return None
+        return replace(self, array=array, terms=self.terms.some_columns(start, stop))
 
 
 class _Rewrite:
@@ -198,7 +209,7 @@ class _Rewrite:
 
     def _as_terms(self, part: str, *arrays: DeviceArray) -> list[_Split]:
         """The matrices as terms; those that are not yet are split, in one launch."""
-        found = [next((s for s in self._splits if _same(s.array, array)), None) for array in arrays]
+        found = [self._find(array) for array in arrays]
         new = {
             index: _Split(
                 arrays[index], Terms.empty(arrays[index].driver, self._kernels.terms, *arrays[index].shape)
@@ -210,6 +221,11 @@ class _Rewrite:
             self._append(_split_operation(part, list(new.values())))
             self._splits.extend(new.values())
         return [split or new[index] for index, split in enumerate(found)]
+
+    def _find(self, array: DeviceArray) -> _Split | None:
+        """The array, if it is there as terms."""
+        views = (split.of(array) for split in self._splits)
+        return next((view for view in views if view is not None), None)
 
 
 def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:

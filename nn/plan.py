@@ -16,6 +16,9 @@ PANEL_BYTES = 2 * 1024 * 1024
 messages, launches and thinner products. Measured in docs/measurements.md."""
 
 
+_ROWS = 8  # a panel begins at a multiple of this, so that 16-byte loads of its rows' gradients are aligned
+
+
 def share(samples: int, ranks: int, rank: int) -> tuple[int, int]:
     """Start and stop of a rank's contiguous part: the first ``samples % ranks`` ranks get one more."""
     size, more = divmod(samples, ranks)
@@ -49,9 +52,10 @@ def panels(network: Network, layout: Layout) -> list[Panel]:
         rows, columns = network.shapes[f"W{layer}"]
         first, _ = layout.span(f"W{layer}")
         _, end = layout.span("loss" if layer == network.depth else f"b{layer}")
-        count = min(rows, max(1, round(rows * columns * layout.dtype.itemsize / PANEL_BYTES)))
+        groups = -(-rows // _ROWS)
+        count = min(groups, max(1, round(rows * columns * layout.dtype.itemsize / PANEL_BYTES)))
         for index in range(count):
-            start, stop = share(rows, count, index)
+            start, stop = (min(rows, _ROWS * group) for group in share(groups, count, index))
             bucket = Bucket(first + start * columns, end if index == count - 1 else first + stop * columns)
             result.append(Panel(layer, start, stop, bucket))
     return result

@@ -17,6 +17,9 @@ from pyrt.memory import DeviceArray
 TERMS = {"float32": 3, "tf32": 2, "bf16": 1}
 """Terms of an operand for each accuracy: 24, 16 and 8 bits."""
 
+COLUMN_STEP = 8
+"""A view of some columns begins at a multiple of this: 16 bytes of bf16."""
+
 _DEPTH = 64  # of a tile along k: 128 bytes of bf16
 _LINE = 64  # elements to which leading dimensions are rounded up: a transposed tile reads whole lines of them
 _MOST_STAGES = 8
@@ -55,15 +58,9 @@ class Terms:
     def nbytes(self) -> int:
         return self.count * self.rows * self.columns * self.array.dtype.itemsize
 
-    def first_rows(self, rows: int) -> Terms:
-        """A view of the first rows."""
-        if not 0 <= rows <= self.rows:
-            raise IndexError(f"{rows} rows of {self.rows}")
-        return replace(self, rows=rows)
-
     def some_columns(self, start: int, stop: int) -> Terms:
-        """A view of columns ``start`` to ``stop``; ``start`` is a multiple of 8 (16 bytes)."""
-        if not 0 <= start <= stop <= self.columns or start % 8:
+        """A view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
+        if not 0 <= start <= stop <= self.columns or start % COLUMN_STEP:
             raise IndexError(f"columns {start}:{stop} of {self.columns}")
         return replace(self, array=self.array.rows(start, self.array.size), columns=stop - start)
 

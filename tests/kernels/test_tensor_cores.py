@@ -210,19 +210,17 @@ def test_pixels_have_one_term_and_the_epilogue_does_the_rest(device, rng, cores,
     np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(z).max())
 
 
-def test_some_columns_of_the_first_rows(device, rng, cores):
-    """dW's panel: columns of dZ, and fewer samples than there is room for."""
+def test_some_columns(device, rng, cores):
+    """dW's panel: columns of dZ."""
     dZ, X = rng.standard_normal((50, 80)).astype("f4"), rng.standard_normal((50, 70)).astype("f4")
-    dZ_terms = terms_of(device, dZ, 3, cores).first_rows(41).some_columns(8, 77)
-    X_terms = terms_of(device, X, 3, cores).first_rows(41)
+    dZ_terms = terms_of(device, dZ, 3, cores).some_columns(8, 77)
+    X_terms = terms_of(device, X, 3, cores)
     D = device.poisoned((69, 70), "f4")
     device.run(*cores.multiply(D, dZ_terms, X_terms, transpose_a=True))
-    expected = dZ[:41, 8:77].astype("f8").T @ X[:41].astype("f8")
+    expected = dZ[:, 8:77].astype("f8").T @ X.astype("f8")
     np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     with pytest.raises(IndexError):
         X_terms.some_columns(4, 8)
-    with pytest.raises(IndexError):
-        X_terms.first_rows(42)
 
 
 def test_parts_of_k_are_added(device, rng, cores, monkeypatch):

@@ -171,6 +171,33 @@ def test_an_end_of_other_arrays_stays_apart(driver, kernels):
         assert match_narrow_end([*one[:index], other[index], *one[index + 1 :]]) is None
 
 
+def test_panels_read_columns_of_the_same_terms(driver, kernels, library, stream):
+    """As deeper layers have them, whose weights leave in panels."""
+    results = []
+    for how in (Kernels(library, np.float32, "tiled"), kernels):
+        arrays = Arrays(driver, np.random.default_rng(9))
+        items = [
+            operations.gemm("dA1", BACKWARD, arrays.dZ1, arrays.dZ2, arrays.W2),
+            *(
+                operations.gemm(
+                    "dW2",
+                    BACKWARD,
+                    arrays.dW2.rows(start, stop),
+                    arrays.dZ2.columns(start, stop),
+                    arrays.A1,
+                    transpose_a=True,
+                )
+                for start, stop in ((0, 16), (16, 40))
+            ),
+        ]
+        fused = fuse(items, how)
+        run_items(fused, how, stream)
+        results.append(arrays.dW2.to_host())
+    assert names(fused) == ["split operands", "dA1", "split operands", "dW2", "dW2"]
+    assert [array.shape for array in fused[2].reads] == [(45, 70)]  # A1 alone
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())
+
+
 def test_pixels_that_are_not_exact_are_scaled_and_split(driver, kernels, rng):
     arrays = Arrays(driver, rng, np.float32)
     assert names(fuse(arrays.items(), kernels))[:3] == ["scale pixels", "split operands", "Z1"]
