@@ -1,8 +1,8 @@
 """Batches on their way to the device: rows into a pinned buffer, copied up while the batch before computes.
 
-    helpers   | rows of k+2 into pinned slot | ...
-    upload    | copy k+1 |                   | copy k+2 |
-    compute   |  batch k                     | batch k+1
+    helpers   | rows of k+2, k+3, .. | rows of k+3, k+4, .. |
+    upload    | copy k+1 |           | copy k+2 |
+    compute   | batch k              | batch k+1            |
 
 Images stay as the data set has them (uint8: a quarter of the bytes); a kernel scales them.
 """
@@ -39,25 +39,35 @@ class Source(Protocol):
 
 
 class Slot:
-    """Room for one batch of this rank on the host and on the device, and who is done with it."""
+    """Room for one batch of this rank on the device, and who is done with it."""
 
     def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
-        self.host_images = pinned(driver, (rows, columns), dtype)
-        self.host_labels = pinned(driver, (rows,), np.int32)
         self.images = DeviceArray.empty(driver, (rows, columns), dtype)
         self.labels = DeviceArray.empty(driver, (rows,), np.int32)
         self.uploaded = driver.create_event(timing=False)
         self.consumed = driver.create_event(timing=False)
-        self.filled = 0
-        """Rows of the batch in the host's half."""
 
     def scaled(self, X: DeviceArray, scale: float) -> Operation:
         """X = images / scale."""
         return operations.scale_pixels(self.images.rows(0, X.shape[0]), X, scale)
 
 
+class Room:
+    """Room for one batch of this rank on the host, and how much of it is used until it is ``sent``."""
+
+    def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
+        self.images = pinned(driver, (rows, columns), dtype)
+        self.labels = pinned(driver, (rows,), np.int32)
+        self.sent = driver.create_event(timing=False)
+        self.rows = 0
+
+
 class Feed:
-    """Two slots that take turns; batch k goes through ``slot(k)``."""
+    """Two slots on the device that take turns; batch k goes through ``slot(k)``.
+
+    Each helper gathers a batch at a time, into a room of its own; so one more batch than there are helpers
+    can be on its way: gathering takes longer than its step on a fast GPU.
+    """
 
     def __init__(
         self,
@@ -71,45 +81,49 @@ class Feed:
     ) -> None:
         """``images`` (n, D) and ``labels`` (n,) int32 on the host; at most ``rows`` of them at a time.
 
-        ``copying`` is the phase that copies, and waiting for their rows, are charged to. ``helpers`` share
-        the gathering of rows.
+        ``copying`` is the phase that copies, and waiting for their rows, are charged to.
         """
         self._driver = driver
         self._streams = streams
         self._images = images
         self._labels = labels
         self._copying = copying
-        self._helpers = list(helpers) or [Deferred()]
+        self.helpers = list(helpers) or [Deferred()]
         self.slots = [Slot(driver, rows, images.shape[1], images.dtype) for _ in range(2)]
+        # One for each helper, and two whose copies may still be under way.
+        self._rooms = [
+            Room(driver, rows, images.shape[1], images.dtype) for _ in range(len(self.helpers) + 2)
+        ]
         for slot in self.slots:
             driver.record(slot.uploaded, streams.upload)
             driver.record(slot.consumed, streams.compute)
+        for room in self._rooms:
+            driver.record(room.sent, streams.upload)
 
     def slot(self, batch: int) -> Slot:
         """The slot that batch number ``batch`` goes through."""
         return self.slots[batch % len(self.slots)]
 
     def gather(self, batch: int, rows: np.ndarray) -> None:
-        """Start putting these rows (n,) of the data set into the host's half of the slot."""
-        slot = self.slot(batch)
-        self._driver.synchronize_event(slot.uploaded)  # two batches ago: done long since
-        slot.filled = len(rows)
-        for part, helper in enumerate(self._helpers):
-            start, stop = share(len(rows), len(self._helpers), part)
-            helper.start(partial(self._take, slot, rows[start:stop], start, stop))
+        """Start gathering these rows (n,) of the data set; the batches before it have been sent, but for
+        the last ones, one less than there are helpers."""
+        room = self._rooms[batch % len(self._rooms)]
+        self._driver.synchronize_event(room.sent)  # long since, in all likelihood
+        room.rows = len(rows)
+        self.helpers[batch % len(self.helpers)].start(partial(self._take, room, rows))
 
     def send(self, batch: int) -> None:
         """Queue the copies of a batch whose gathering was started, once its rows and its slot are there."""
-        slot, count = self.slot(batch), self.slot(batch).filled
-        driver, upload = self._driver, self._streams.upload
+        slot, room = self.slot(batch), self._rooms[batch % len(self._rooms)]
+        driver, upload, count = self._driver, self._streams.upload, room.rows
         with self._copying:
-            for helper in self._helpers:
-                helper.wait()
+            self.helpers[batch % len(self.helpers)].wait()
             if count:
                 driver.wait(upload, slot.consumed)
-                driver.copy_to_device(slot.images.pointer, slot.host_images[:count], upload)
-                driver.copy_to_device(slot.labels.pointer, slot.host_labels[:count], upload)
+                driver.copy_to_device(slot.images.pointer, room.images[:count], upload)
+                driver.copy_to_device(slot.labels.pointer, room.labels[:count], upload)
             driver.record(slot.uploaded, upload)
+            driver.record(room.sent, upload)
 
     def stage(self, batch: int, rows: np.ndarray) -> None:
         """Gather these rows (n,) and queue their copies."""
@@ -125,14 +139,14 @@ class Feed:
         self._driver.record(self.slot(batch).consumed, self._streams.compute)
 
     def close(self) -> None:
-        """Nobody writes into the slots any more."""
-        for helper in self._helpers:
+        """Nobody writes into host memory any more."""
+        for helper in self.helpers:
             helper.close()
 
-    def _take(self, slot: Slot, rows: np.ndarray, start: int, stop: int) -> None:
+    def _take(self, room: Room, rows: np.ndarray) -> None:
         # mode: with the default, take() would go through a buffer of its own
-        np.take(self._images, rows, axis=0, out=slot.host_images[start:stop], mode="clip")
-        np.take(self._labels, rows, out=slot.host_labels[start:stop], mode="clip")
+        np.take(self._images, rows, axis=0, out=room.images[: len(rows)], mode="clip")
+        np.take(self._labels, rows, out=room.labels[: len(rows)], mode="clip")
 
 
 class Batches(Protocol):
@@ -169,6 +183,7 @@ class Streamed:
         self._orders = Orders(schedule.order, schedule.epochs, drawing)
         self._order = np.empty(0, int)
         self.slots = len(feed.slots)
+        self._ahead = len(feed.helpers) + 1
 
     def source(self, step: int, first: int) -> Source:
         """The step's slot, which holds this rank's part alone."""
@@ -179,7 +194,8 @@ class Streamed:
         self._orders.start()
         self._gather(0)
         self._feed.send(0)
-        self._gather(1)
+        for step in range(1, self._ahead):
+            self._gather(step)
 
     def begin(self, step: int) -> None:
         """Let the compute stream wait for the batch of a step."""
@@ -190,10 +206,10 @@ class Streamed:
         self._feed.end(step)
 
     def ahead(self, step: int) -> None:
-        """While a step computes: send the batch after it, and have the one after that gathered."""
+        """While a step computes: send the batch after it, and have another one gathered."""
         if step + 1 < self._schedule.steps:
             self._feed.send(step + 1)
-            self._gather(step + 2)
+            self._gather(step + self._ahead)
 
     def close(self) -> None:
         """No more batches are asked for."""

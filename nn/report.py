@@ -152,7 +152,7 @@ def header(
 
 _PLACEMENTS = {
     "resident": "resident: the training set is on the device, and rows are gathered there",
-    "stream": "stream: rows are gathered on the host and copied through two pinned buffers",
+    "stream": "stream: rows are gathered on the host and copied up through pinned buffers",
 }
 
 

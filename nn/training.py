@@ -34,7 +34,7 @@ READ_EVERY = 4
 """Steps between two copies of their losses to the host."""
 
 _GATHERING = 4
-"""Threads that gather a batch's rows: one alone needs longer for 3000 rows than a fast GPU for the step."""
+"""Threads that gather batches, one each: a thread needs longer for 3000 rows than a fast GPU for the step."""
 
 
 class Diverged(AgreedError):

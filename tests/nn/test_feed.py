@@ -58,8 +58,8 @@ def test_a_rank_without_samples_stages_nothing(feed):
     assert arrived(feed, 0, 2) == expected([4, 5])
 
 
-@pytest.mark.parametrize("helpers", [1, 3, 7])
-def test_helpers_share_the_rows_of_a_batch(helpers):
+@pytest.mark.parametrize("helpers", [1, 2, 5])
+def test_helpers_take_turns(helpers):
     driver = CpuDriver()
     copying = Phases(0.0).phase("copying")
     feed = Feed(driver, Streams(driver), copying, IMAGES, LABELS, 6, [Worker() for _ in range(helpers)])
@@ -102,7 +102,8 @@ def batches_of(kind, place, schedule, job, state, rows):
         used = (IMAGES[: schedule.used], LABELS[: schedule.used])
         arguments = (*used, schedule, state, rows, place.helper())
         return Resident(place.driver, place.streams, phases.phase, *arguments)
-    feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, rows, [place.helper()])
+    helpers = [place.helper() for _ in range(3)]
+    feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, rows, helpers)
     return Streamed(feed, schedule, job, place.helper())
 
 
@@ -147,8 +148,10 @@ extern "C" __global__ void late(int nanoseconds, int *x)
 
 
 @pytest.mark.parametrize("kind", ["resident", "stream"])
-def test_nothing_arrives_before_the_steps_that_use_its_place_are_over(driver, library, tmp_path, kind):
-    """The device is far behind the host, which never waits for it."""
+@pytest.mark.parametrize("behind", ["compute", "upload"])
+def test_streams_wait_for_each_other(driver, library, tmp_path, kind, behind):
+    """One of them is far behind: nothing arrives before the steps that use its place are over, and no step
+    begins before its batch is there."""
     from nn.launches import Kernels
 
     place, schedule = Place(driver, Kernels(library, np.float32)), Schedule(17, 20, 7, 6, True, 5)
@@ -160,10 +163,12 @@ def test_nothing_arrives_before_the_steps_that_use_its_place_are_over(driver, li
     late = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache")).kernel("late", "late")
     count = DeviceArray.from_host(driver, np.zeros(1, np.int32))
     late = late.bind((1,), (1,), 3_000_000, count)
+    late_stream = getattr(place.streams, behind)
+    late(late_stream)
     batches.start()
     for step in range(schedule.steps):
         batches.begin(step)
-        late(place.streams.compute)
+        late(late_stream)
         place.run(batches.source(step, 0).scaled(X[step], 1.0))
         place.run(operations.next_batch(loss, ring, state, schedule.size(step), 40))
         batches.end(step)

