@@ -27,7 +27,7 @@ test:  ## run the tests, those for a GPU where there is one
 bench:  ## measure against cuBLAS, PyTorch and JAX, where they are installed; needs an NVIDIA GPU
 	@bash tools/env.sh run python3 -m bench $(ARGS)
 
-kernels:  ## compile every kernel for sm_75, sm_80 and sm_90 (needs nvcc, no GPU)
+kernels:  ## compile every kernel for sm_75, sm_80 and sm_90a (needs nvcc, no GPU)
 	@bash tools/env.sh kernels python3 tools/compile_kernels.py $(ARGS)
 
 lint:  ## ruff check, ruff format --check, mypy
