@@ -285,7 +285,7 @@ def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) ->
         end.loss.sums,
         head.scale,
         dZ=end.below.dA if terms is None else None,
-        terms=terms.array.reshape(terms.count * rows, terms.ld) if terms is not None else None,
+        terms=terms.matrix if terms is not None else None,
     )
     return in_order(launches)
 

@@ -48,15 +48,17 @@ class Terms:
     def empty(cls, driver: Driver, count: int, rows: int, columns: int) -> Terms:
         """Room for the terms of a matrix of this shape; zeros."""
         ld = -(-max(columns, 1) // _LINE) * _LINE
-        array = DeviceArray.empty(driver, (count * max(rows, 1) * ld,), np.uint16)
+        # A transposed tile of a view of some columns reads whole lines, past the end of the last row.
+        array = DeviceArray.empty(driver, (count * max(rows, 1) * ld + _LINE,), np.uint16)
         stream = driver.create_stream()
         driver.fill(array.pointer, 0, array.nbytes, stream)
         driver.synchronize_stream(stream)
         return cls(array, count, rows, columns, ld, max(rows, 1) * ld)
 
     @property
-    def nbytes(self) -> int:
-        return self.count * self.rows * self.columns * self.array.dtype.itemsize
+    def matrix(self) -> DeviceArray:
+        """All terms as one matrix, (count * rows, ld)."""
+        return self.array.rows(0, self.count * self.distance).reshape(self.count * self.rows, self.ld)
 
     def some_columns(self, start: int, stop: int) -> Terms:
         """A view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""

@@ -66,7 +66,7 @@ def test_terms_follow_the_weights(library, device, rng, rows, columns, first_row
     first = first_row * columns
     stretch = Stretch(first, weights + 3 - first, weights - first, first, terms)
     device.run(kernels.sgd(parameters, device.array(g), None, [stretch], 0.3, 0.0, 0.05))
-    bits = terms.array.to_host().reshape(3, rows, terms.ld)[:, :, :columns]
+    bits = terms.matrix.to_host().reshape(3, rows, terms.ld)[:, :, :columns]
     sums = (bits.astype(np.uint32) << 16).view(np.float32).astype("f8").sum(axis=0)
     new = parameters.to_host()[:weights].reshape(rows, columns)
     np.testing.assert_allclose(sums[first_row:], new[first_row:], rtol=2.0**-24)

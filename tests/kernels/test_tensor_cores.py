@@ -110,7 +110,7 @@ def terms_of(device, x, count, cores):
 
 def bits_of(terms: Terms) -> np.ndarray:
     """(count, rows, columns) of bits."""
-    return terms.array.to_host().reshape(terms.count, terms.rows, terms.ld)[:, :, : terms.columns]
+    return terms.matrix.to_host().reshape(terms.count, terms.rows, terms.ld)[:, :, : terms.columns]
 
 
 @pytest.mark.sanitizer

@@ -174,7 +174,7 @@ def test_phases_in_graphs_are_counted_and_timed(ended):
     if join().rank > 0:
         return
     on_device = [row for row in plain.phases if row.device is not None]
-    assert len(on_device) > 20
+    assert len(on_device) > 12
     for row in on_device:
         assert graphs.phase(row.name).calls == row.calls, row.name
     replays = graphs.phase("graph replay").calls
