@@ -110,7 +110,7 @@ class Tiling:
 _TILES = ((64, 64), (128, 64), (192, 64), (128, 128))
 _PARTS = (1, 2, 3, 4, 6, 8)
 
-# Measured on an H100 (docs/gemm.md), in microseconds: a launch with the first tile on its way and the last
+# Measured on an H100, in microseconds: a launch with the first tile on its way and the last
 # one written, one product of terms of a 64 x 64 x 64 tile, and the launch that adds the parts of K.
 _LAUNCH = 3.8
 _PRODUCT = 0.085
