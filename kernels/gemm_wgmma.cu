@@ -82,7 +82,7 @@ split_terms(int rows_a, int columns_a, const real *A, int lda, int count_a, bflo
 // - The tensor memory accelerator brings whole tiles: one thread starts them, no other spends an
 //   instruction. It waits where a buffer is still read, the others where it is not yet full, each by
 //   barriers of its own: nobody ever waits for the whole block.
-// - Tensor cores round toward zero when they add, 1e-5 off over a long K. So what they add up is one tile,
+// - Tensor cores round toward zero when they add, 6e-6 off over a long K. So what they add up is one tile,
 //   small products before large ones; tiles are added in float32 registers, while the next one is being
 //   multiplied into another set.
 // - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order.

@@ -83,7 +83,7 @@ class Evaluator:
 
         def forward(slot: Slot, rows: int) -> list[Callable[[], object]]:
             items = logits_items(model.network, model.parameters, model.activations, slot, rows, pixel_scale)
-            fused = fuse(items, machine.kernels, model.known)
+            fused = fuse(items, machine.kernels, model.pool, model.known)
             return [bind(item, streams, machine.kernels) for item in fused if isinstance(item, Operation)]
 
         sizes = {stop - start for start, stop in self._chunks}

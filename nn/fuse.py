@@ -27,21 +27,24 @@ from nn.operations import (
     Product,
     SumGradients,
 )
-from nn.tensor_cores import COLUMN_STEP, Terms
+from nn.tensor_cores import COLUMN_STEP, Terms, TermsPool
 from pyrt.kernels import Launch, in_order
 from pyrt.memory import DeviceArray
 
 
 def fuse(
-    items: Sequence[Item], kernels: Kernels | None, known: Sequence[tuple[DeviceArray, Terms]] = ()
+    items: Sequence[Item],
+    kernels: Kernels | None,
+    pool: TermsPool,
+    known: Sequence[tuple[DeviceArray, Terms]] = (),
 ) -> list[Item]:
     """The list as it runs with these kernels; NumPy's (None) as it is.
 
-    ``known`` are matrices that are there as terms when the step begins.
+    ``known`` are matrices that are there as terms when the step begins; other terms come from the pool.
     """
     if kernels is None or not kernels.uses_tensor_cores:
         return list(items)
-    rewrite = _Rewrite(kernels, [_Split(array, terms) for array, terms in known])
+    rewrite = _Rewrite(kernels, pool, [_Split(array, terms) for array, terms in known])
     rest = list(items)
     while rest:
         count = rewrite.take(rest)
@@ -113,8 +116,9 @@ class _Split:
 class _Rewrite:
     """The new list so far, and which matrices are there as terms."""
 
-    def __init__(self, kernels: Kernels, known: list[_Split]) -> None:
+    def __init__(self, kernels: Kernels, pool: TermsPool, known: list[_Split]) -> None:
         self.items: list[Item] = []
+        self._take_terms = pool.of_a_list()
         self._kernels = kernels
         self._splits = known
 
@@ -156,7 +160,7 @@ class _Rewrite:
         )
 
     def _pixels(self, operation: Operation, what: Pixels) -> None:
-        terms = Terms.empty(what.X.driver, 1, *what.X.shape)
+        terms = self._take_terms(1, *what.X.shape)
         self._append(replace(operation, on_device=lambda kernels: what.into(kernels, terms)))
         self._splits.append(_Split(what.X, terms, 1 / what.scale))
 
@@ -168,7 +172,7 @@ class _Rewrite:
         dZ, later = end.below.dA, items[NarrowEnd.LENGTH :]
         terms = None
         if self._all_products(dZ, later):
-            terms = Terms.empty(dZ.driver, self._kernels.terms, *dZ.shape)
+            terms = self._take_terms(self._kernels.terms, *dZ.shape)
         parts = [item for item in items[: NarrowEnd.LENGTH] if isinstance(item, Operation)]
         reads = end.logits.A, end.logits.B, end.head.b, end.head.labels
         sums = end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums
@@ -211,9 +215,7 @@ class _Rewrite:
         """The matrices as terms; those that are not yet are split, in one launch."""
         found = [self._find(array) for array in arrays]
         new = {
-            index: _Split(
-                arrays[index], Terms.empty(arrays[index].driver, self._kernels.terms, *arrays[index].shape)
-            )
+            index: _Split(arrays[index], self._take_terms(self._kernels.terms, *arrays[index].shape))
             for index, split in enumerate(found)
             if split is None
         }

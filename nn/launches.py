@@ -1,8 +1,8 @@
 """Launch shapes of the project's kernels: from arrays to a launch that is ready to be queued.
 
-Each method of `Kernels` checks the shapes of its arrays against each other and binds one kernel of
-``kernels/``. Arrays are row-major; M, N and K are the sizes of a matrix product; all arrays of numbers
-have the dtype that `Kernels` was made for, labels and orders are int32.
+Each method of `Kernels` checks the shapes of its arrays against each other and binds a kernel of
+``kernels/``, or the few that do its work together. Arrays are row-major; M, N and K are the sizes of a matrix
+product; all arrays of numbers have the dtype that `Kernels` was made for, labels and orders are int32.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Kernels:
     gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
     math: the accuracy of ``wgmma``, one of `nn.tensor_cores.TERMS`
 
-    Every method returns a `Launch`; shapes that do not fit raise ValueError.
+    Methods return a `Launch` (`narrow_head` two); shapes that do not fit raise ValueError.
     """
 
     def __init__(
@@ -232,12 +232,12 @@ class Kernels:
         )
 
     def required(
-        self, activation: str, head: str, classes: int, pixel: DTypeLike
+        self, activation: str, head: str, classes: int, pixel: DTypeLike, apart: bool = False
     ) -> list[tuple[str, Constants]]:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
-        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. What a deeper network
-        needs more of tensor cores is compiled when it is loaded.
+        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. On tensor cores
+        ``apart`` says that operations stay so, or that there is more than one hidden layer.
         """
         real, pixel = self.real, np.dtype(pixel)
         products: list[tuple[str, Constants]] = [
@@ -251,6 +251,12 @@ class Kernels:
                 tensor_product(False, True, terms, terms, "identity"),
                 ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
             ]
+            if apart:
+                products += [
+                    tensor_product(True, False, terms, terms, "identity"),
+                    tensor_product(False, False, terms, terms, "identity"),
+                    tensor_product(False, True, terms, terms, activation),
+                ]
             if classes <= _NARROW_CLASSES[-1]:
                 products.append(("narrow_head", _narrow_head_constants(real, head, activation, classes)))
         return [

@@ -10,7 +10,7 @@ from nn.machine import Machine
 from nn.network import Network
 from nn.options import Options
 from nn.step import Activations
-from nn.tensor_cores import Terms
+from nn.tensor_cores import Terms, TermsPool
 from pyrt.job import Job
 from pyrt.memory import Arena, DeviceArray, Layout
 
@@ -26,6 +26,7 @@ class Model:
         self.parameters = Arena(machine.driver, Layout(self.network.shapes, options.dtype))
         self.parameters.set(self.initial)
         self.terms = self._split_weights(machine, options)
+        self.pool = TermsPool(machine.driver)
         self.activations = Activations(self.parameters, self.network, rows)
 
     @property

@@ -9,8 +9,8 @@ CHOICES = ("auto", "resident", "stream")
 MARGIN = 512 * 1024 * 1024
 """Bytes of device memory to leave free: for modules, graphs, evaluations, and other programs."""
 
-_MOST_SAMPLES = 2**30
-"""Of which the places in two epochs' orders are still 32-bit integers."""
+_MOST_SAMPLES = 2**29
+"""Of which the places in two epochs' orders, and a batch more, are still 32-bit integers."""
 
 
 def choose(asked: str, needed: int, free: int, samples: int) -> str:
@@ -20,7 +20,7 @@ def choose(asked: str, needed: int, free: int, samples: int) -> str:
     that the device has; ``samples`` are an epoch's. Raises UserError where ``resident`` cannot be.
     """
     if asked == "resident" and samples > _MOST_SAMPLES:
-        raise UserError(f"--placement resident: takes up to 2^30 samples an epoch, not {samples}: use stream")
+        raise UserError(f"--placement resident: takes up to 2^29 samples an epoch, not {samples}: use stream")
     if asked != "auto":
         return asked
     return "resident" if samples <= _MOST_SAMPLES and needed + MARGIN <= free else "stream"

@@ -16,7 +16,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.launches import TENSOR_ARCHITECTURES, Kernels
+from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
 from nn.model import Model
 from nn.options import Options
 from nn.plan import share
@@ -104,24 +104,30 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
 
 def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset: Dataset) -> Kernels | None:
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
+    with job.together():
+        _require_gemm(options, driver)
     if not driver.has_kernels:
         return None
     with job.together():
-        _require_gemm(options, driver)
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
             pixel = dataset.images.dtype
-            required = kernels.required(options.activation, options.head, dataset.classes, pixel)
+            apart = options.profile or len(options.hidden) > 1
+            required = kernels.required(options.activation, options.head, dataset.classes, pixel, apart)
             kernels.library.compile(required)
     return kernels
 
 
 def _require_gemm(options: Options, driver: Driver) -> None:
-    if options.gemm == "wgmma" and driver.architecture not in TENSOR_ARCHITECTURES:
+    what = f"{driver.name}, {driver.device_name}"
+    if options.gemm == "wgmma" and driver.has_kernels and driver.architecture not in TENSOR_ARCHITECTURES:
+        raise UserError(f"--gemm wgmma: {what}, has no such tensor cores: use --gemm auto")
+    version = options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
+    if options.math != "float32" and (version != "wgmma" or not driver.has_kernels):
         raise UserError(
-            f"--gemm wgmma: {driver.device_name} ({driver.architecture}) has no such tensor cores: "
-            "use --gemm auto"
+            f"--math {options.math}: goes with tensor cores, and {what}, takes none for "
+            f"--gemm {options.gemm}: leave it out"
         )
 
 
@@ -165,6 +171,9 @@ class _Pipeline:
         images = self._dataset.images[: self._schedule.used]
         gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
         needed = Resident.nbytes(images, self._schedule.samples) + gradients
+        kernels = self._machine.kernels
+        if kernels is not None and kernels.uses_tensor_cores:  # terms take half as much again, of two sizes
+            needed += 3 * sum(array.nbytes for array in self._model.activations.A)
         if options.share_gpus or driver.name == "emulated":
             needed *= job.node.size  # all of the node's ranks may be on one device
         chosen = placement.choose(options.placement, needed, driver.free_memory(), self._schedule.samples)

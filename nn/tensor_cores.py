@@ -6,11 +6,15 @@ M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K,
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nn.network import LARGEST
 from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.kernels import Argument, Constants, Kernel, KernelLibrary, Launch, blocks
 from pyrt.memory import DeviceArray
 
@@ -48,6 +52,11 @@ class Terms:
     def empty(cls, driver: Driver, count: int, rows: int, columns: int) -> Terms:
         """Room for the terms of a matrix of this shape; zeros."""
         ld = -(-max(columns, 1) // _LINE) * _LINE
+        if max(rows, 1) * ld > LARGEST:
+            raise UserError(
+                f"the terms of a {rows} x {columns} matrix are more than 2^31 elements apart: use a smaller "
+                "--batch or --hidden, or more ranks"
+            )
         # A transposed tile of a view of some columns reads whole lines, past the end of the last row.
         array = DeviceArray.empty(driver, (count * max(rows, 1) * ld + _LINE,), np.uint16)
         stream = driver.create_stream()
@@ -82,6 +91,28 @@ class Terms:
             box = (_DEPTH, lines, 1, self.count)
         packed = self.array.driver.tensor_map(self.array.pointer, sizes, strides, box)
         return DeviceArray.from_host(self.array.driver, np.frombuffer(packed, np.uint8))
+
+
+class TermsPool:
+    """Terms for several lists of operations that run one after another, and so in the same memory."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._made: dict[tuple[int, int, int], list[Terms]] = {}
+
+    def of_a_list(self) -> Callable[[int, int, int], Terms]:
+        """What gives a list its terms (count, rows, columns), those of two calls in memory of their own."""
+        taken: Counter[tuple[int, int, int]] = Counter()
+
+        def take(count: int, rows: int, columns: int) -> Terms:
+            shape = count, rows, columns
+            made = self._made.setdefault(shape, [])
+            if taken[shape] == len(made):
+                made.append(Terms.empty(self._driver, *shape))
+            taken[shape] += 1
+            return made[taken[shape] - 1]
+
+        return take
 
 
 @dataclass(frozen=True)
@@ -155,7 +186,7 @@ class TensorCores:
         self._driver = library.driver
 
     def split(self, *matrices: tuple[DeviceArray, Terms]) -> Launch:
-        """Queue the terms of one matrix, or of two in one launch."""
+        """The launch that splits one matrix, or two, into their terms."""
         count = max(terms.count for _, terms in matrices)
         kernel = self._kernel("split_terms", False, True, count, count, "identity")
         rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))

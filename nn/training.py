@@ -76,7 +76,9 @@ class Training:
         self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1
         reading = phases.phase("losses device -> host")
-        self._log = LossLog(driver, streams, reading, self._gradients["loss"], 2 * schedule.samples, every)
+        # A streamed batch lies where it was sent: its place in an order is nobody's concern.
+        places = 2 * schedule.samples if placement == "resident" else schedule.batch
+        self._log = LossLog(driver, streams, reading, self._gradients["loss"], places, every)
         self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
         self._most = self._steps_at_once() if graphs else 1
         recorder = Recorder(driver, streams.compute, phases) if graphs else None
@@ -178,7 +180,7 @@ class Training:
             self._options.pixel_scale,
         )
         # Under --profile each operation is seen by itself.
-        items = items if self._options.profile else fuse(items, machine.kernels, model.known)
+        items = items if self._options.profile else fuse(items, machine.kernels, model.pool, model.known)
         return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:

@@ -86,9 +86,7 @@ def main(arguments: list[str]) -> int:
     print(tabulate(rows, headers="keys"))
 
     bad = [result for result in results if result.errors or result.spilled]
-    for file in dict.fromkeys(
-        result.file for result in bad
-    ):  # the first of each file: the others say the same
+    for file in dict.fromkeys(result.file for result in bad):
         # The first of each file will do: the others mostly say the same.
         first = next(result for result in bad if result.file == file)
         what = " ".join(filter(None, (file.name, first.variant, first.architecture)))

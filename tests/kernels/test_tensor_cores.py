@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
-from nn.tensor_cores import TensorCores, Terms, Tiling, choose_tiling, products
+from nn.tensor_cores import TensorCores, Terms, TermsPool, Tiling, choose_tiling, products
 from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, KernelLibrary
 
 H100 = {"multiprocessors": 132, "shared_memory": 232448}
@@ -281,3 +282,18 @@ def test_math_is_the_number_of_terms(library):
         2,
         1,
     ]
+
+
+def test_lists_share_terms_and_within_a_list_they_are_apart(driver):
+    pool = TermsPool(driver)
+    first, second = pool.of_a_list(), pool.of_a_list()
+    a, b, c = first(1, 5, 70), first(1, 5, 70), first(3, 5, 70)
+    assert len({a.array.pointer, b.array.pointer, c.array.pointer}) == 3
+    assert second(1, 5, 70) is a and second(3, 5, 70) is c and second(1, 5, 70) is b
+    for terms in (a, b, c):
+        driver.free(terms.array.pointer)
+
+
+def test_terms_too_far_apart_are_an_error_for_the_user(driver):
+    with pytest.raises(UserError, match=r"17000000 x 65 matrix are more than 2\^31 elements apart"):
+        Terms.empty(driver, 1, 17_000_000, 65)

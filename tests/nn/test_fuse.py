@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nn import fuse as rewriting
 from nn import operations
-from nn.fuse import fuse, match_narrow_end
+from nn.fuse import match_narrow_end
 from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
 from nn.run import run
+from nn.tensor_cores import TermsPool
 from pyrt.memory import DeviceArray
 from tests.nn.test_run import using
 
@@ -29,6 +31,12 @@ def rng():
 @pytest.fixture(scope="module")
 def stream(driver):
     return driver.create_stream()
+
+
+def fuse(items, kernels):
+    """With terms of its own."""
+    driver = kernels.library.driver if kernels is not None else None
+    return rewriting.fuse(items, kernels, TermsPool(driver))
 
 
 def names(items):

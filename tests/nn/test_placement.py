@@ -29,7 +29,7 @@ def test_what_is_asked_for_is_done(asked, free):
 
 
 def test_places_in_two_orders_are_32_bit_integers():
-    assert placement.choose("auto", 0, GB, 2**30) == "resident"
-    assert placement.choose("auto", 0, GB, 2**30 + 1) == "stream"
-    with pytest.raises(UserError, match=r"--placement resident.*1073741825"):
-        placement.choose("resident", 0, GB, 2**30 + 1)
+    assert placement.choose("auto", 0, GB, 2**29) == "resident"
+    assert placement.choose("auto", 0, GB, 2**29 + 1) == "stream"
+    with pytest.raises(UserError, match=r"--placement resident.*536870913"):
+        placement.choose("resident", 0, GB, 2**29 + 1)

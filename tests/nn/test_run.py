@@ -383,3 +383,11 @@ def test_all_ranks_raise_what_one_finds(tmp_path, digits):
         with pytest.raises(UserError, match=error):
             run(using(**changes))
     assert run(using(data=source)).epochs
+
+
+@pytest.mark.parametrize(
+    "how", [{"device": "cpu"}, {"device": "emulated"}, {"device": "emulated", "gemm": "tiled"}]
+)
+def test_math_without_tensor_cores_is_an_error(driver, how):
+    with pytest.raises(UserError, match="--math tf32: goes with tensor cores, and"):
+        run(using(math="tf32", **how))
