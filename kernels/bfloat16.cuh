@@ -3,6 +3,8 @@
 
 typedef unsigned short bfloat16;
 
+const int MOST_TERMS = 3;  // that a float has: 8 bits each
+
 // To the nearest, ties to even. NaN stays NaN; what is beyond the largest bf16 becomes infinite.
 __device__ inline bfloat16 to_bfloat16(float x)
 {
@@ -24,7 +26,7 @@ __device__ inline void split(float x, int count, bfloat16 *terms, offset stride)
     terms[0] = first;
     float rest = finite ? x - to_float(first) : 0;
 #pragma unroll
-    for (int i = 1; i < 3; i++) {  // a constant bound: `terms` may be registers
+    for (int i = 1; i < MOST_TERMS; i++) {  // a constant bound: `terms` may be registers
         const bfloat16 term = to_bfloat16(rest);
         if (i < count)
             terms[i * stride] = term;
@@ -42,13 +44,45 @@ __device__ inline unsigned long long pack(const bfloat16 (&x)[4])
 // The same for four neighbours: terms + i * stride is aligned to 8 bytes.
 __device__ inline void split4(float4 x, int count, bfloat16 *terms, int stride)
 {
-    bfloat16 of_x[3], of_y[3], of_z[3], of_w[3];
-    split(x.x, 3, of_x, 1);
-    split(x.y, 3, of_y, 1);
-    split(x.z, 3, of_z, 1);
-    split(x.w, 3, of_w, 1);
+    bfloat16 of_x[MOST_TERMS], of_y[MOST_TERMS], of_z[MOST_TERMS], of_w[MOST_TERMS];
+    split(x.x, MOST_TERMS, of_x, 1);
+    split(x.y, MOST_TERMS, of_y, 1);
+    split(x.z, MOST_TERMS, of_z, 1);
+    split(x.w, MOST_TERMS, of_w, 1);
 #pragma unroll
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < MOST_TERMS; i++)
         if (i < count)
             *(unsigned long long *)(terms + (offset)i * stride) = pack({of_x[i], of_y[i], of_z[i], of_w[i]});
+}
+
+// Two neighbours as bf16, the left one in the lower half.
+__device__ inline unsigned to_bfloat16_pair(float left, float right)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(right), "f"(left));
+    return pair;
+#else
+    return to_bfloat16(left) | (unsigned)to_bfloat16(right) << 16;
+#endif
+}
+
+// As split(), for two neighbours whose terms are stored together. What the first term leaves is finite
+// unless the term is not.
+__device__ inline void split_pair(float left, float right, int count, bfloat16 *terms, offset size)
+{
+    const float LARGEST = 3.402823466e38f;
+#pragma unroll
+    for (int i = 0; i < MOST_TERMS; i++) {
+        if (i < count) {
+            const unsigned pair = to_bfloat16_pair(left, right);
+            *(unsigned *)(terms + i * size) = pair;
+            left -= __uint_as_float(pair << 16);
+            right -= __uint_as_float(pair & 0xffff0000);
+            if (i == 0) {
+                left = fabs(left) <= LARGEST ? left : 0;
+                right = fabs(right) <= LARGEST ? right : 0;
+            }
+        }
+    }
 }

@@ -31,7 +31,6 @@ const int STEP = WARP * VECTOR;             // columns of A that a warp reads at
 const int MOST_SLICES = 4;
 const int LANES = CLASSES <= 16 ? 16 : 32;  // that share a row in the head
 const int G_STRIDE = (CLASSES + VECTOR - 1) / VECTOR * VECTOR;
-const int MOST_TERMS = 3;
 
 struct alignas(16) Vector {
     real lane[VECTOR];
@@ -269,38 +268,6 @@ __device__ inline void heads(const Chunk &chunk, int halvings, real bias, real s
 // ---------------------------------------------------------------------------------------------------------
 // 3. Backward: dZ, and all sums over the rows.
 // ---------------------------------------------------------------------------------------------------------
-
-// Two neighbours as bf16, the left one in the lower half.
-__device__ inline unsigned to_bfloat16_pair(float left, float right)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    unsigned pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(right), "f"(left));
-    return pair;
-#else
-    return to_bfloat16(left) | (unsigned)to_bfloat16(right) << 16;
-#endif
-}
-
-// As split(), for two neighbours whose terms are stored together. What the first term leaves is finite
-// unless the term is not.
-__device__ inline void split_pair(float left, float right, int count, bfloat16 *terms, offset size)
-{
-    const float LARGEST = 3.402823466e38f;
-#pragma unroll
-    for (int i = 0; i < MOST_TERMS; i++) {
-        if (i < count) {
-            const unsigned pair = to_bfloat16_pair(left, right);
-            *(unsigned *)(terms + i * size) = pair;
-            left -= __uint_as_float(pair << 16);
-            right -= __uint_as_float(pair & 0xffff0000);
-            if (i == 0) {
-                left = fabs(left) <= LARGEST ? left : 0;
-                right = fabs(right) <= LARGEST ? right : 0;
-            }
-        }
-    }
-}
 
 // COLUMNS neighbours, of which `inside` are there.
 template <bool WIDE>
