@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nn.launches import Kernels, narrow_head_partials
+from nn.launches import Kernels
+from nn.narrow_head import narrow_head_partials
 from nn.operations import (
     ActivationBackward,
     BiasActivation,
@@ -273,7 +274,7 @@ def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) ->
     A, head, driver = end.logits.A, end.head, end.logits.A.driver
     (rows, hidden), (_, classes) = A.shape, head.Z.shape
     shape = narrow_head_partials(rows, hidden, classes, A.dtype, driver.multiprocessors)
-    launches = kernels.narrow_head(
+    launches = kernels.narrow_head.bind(
         head.kind,
         end.below.activation,
         A,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
+from nn.narrow_head import NARROW_CLASSES, NarrowHead, narrow_head_constants, narrow_head_fits
+from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
 from nn.tensor_cores import TERMS, TensorCores, Terms, tensor_product
 from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
@@ -29,26 +31,13 @@ TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
 THIN, THIN_GEMM = 32, "register"
 """K up to which splitting operands costs more than the whole product, and what is fastest there."""
 
-Grid = tuple[int, ...]
-Block = tuple[int, ...]
-
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
 _GEMM_TILES = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}
 
-_PLANE_BLOCK = (32, 8)
-_LINE_BLOCK = (256,)
 _HEAD_BLOCK = (32, 4)
 _COLUMN_SUM_THREADS = 512
 _COLUMN_SUM_WIDTH = 8  # columns a block: 32 bytes of float32, the least that memory moves at once
-_MAX_LINE_BLOCKS = 4096  # more than any GPU runs at once; the kernels stride over what is left
-_MAX_GRID_Y = 65535
-
-# As narrow_head.cu has them.
-_NARROW_CLASSES = (10, 32)
-_NARROW_SLICES = 4
-_NARROW_TERMS = 3
-_SUM_PARTIALS_BLOCK = (32, 16)
 
 
 def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
@@ -62,17 +51,6 @@ def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
     """Grid and block of a version of the matrix product for an M x N result."""
     rows, columns = _GEMM_TILES[version]
     return (blocks(M, rows), blocks(N, columns)), _GEMM_BLOCKS[version]
-
-
-def plane_shape(rows: int, columns: int) -> tuple[Grid, Block]:
-    """Grid and block of a kernel with a thread for each element of a matrix."""
-    across, down = _PLANE_BLOCK
-    return (blocks(rows, down), min(blocks(columns, across), _MAX_GRID_Y)), _PLANE_BLOCK
-
-
-def line_shape(size: int) -> tuple[Grid, Block]:
-    """Grid and block of a kernel with a thread for each element of a flat array."""
-    return (min(blocks(size, _LINE_BLOCK[0]), _MAX_LINE_BLOCKS),), _LINE_BLOCK
 
 
 def head_shape(rows: int) -> tuple[Grid, Block]:
@@ -110,89 +88,6 @@ class Stretch:
         return struct.pack("qiii4iP", self.start, self.size, self.decayed, self.first, *of_terms, pointer)
 
 
-@dataclass(frozen=True)
-class NarrowHeadShape:
-    """How `Kernels.narrow_head` is launched."""
-
-    classes: int
-    """The constant CLASSES: how many classes the kernel is made for."""
-    threads: int
-    rows: int
-    """That a block takes at a time."""
-    halvings: int
-    """How often the columns are halved, so that each warp has a part of some row."""
-    shared: int
-    """Bytes of shared memory."""
-
-
-def narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike, grid: int) -> NarrowHeadShape:
-    """For ``rows`` x ``hidden`` activations, at most 32 classes, and a grid of so many blocks.
-
-    A block takes the rows that are its own in as few equal parts as registers and shared memory allow.
-    """
-    share = blocks(rows, grid)
-    most = 256 // np.dtype(dtype).itemsize
-    return _narrow_head_shape(blocks(share, blocks(share, most)), hidden, classes, dtype)
-
-
-def _narrow_head_shape(rows: int, hidden: int, classes: int, dtype: DTypeLike) -> NarrowHeadShape:
-    size = np.dtype(dtype).itemsize
-    vector = 16 // size
-    made_for = next(most for most in _NARROW_CLASSES if classes <= most)
-    wide = made_for * size
-    threads, columns = (512, 2) if wide <= 40 else (256, 1) if wide <= 128 else (128, 1)
-    warps, at_once = threads // 32, 32 // made_for
-
-    tasks, steps, halvings = blocks(rows, at_once), blocks(hidden, 32 * vector), 0
-    while 2 << halvings <= min(_NARROW_SLICES, steps) and tasks << halvings + 1 <= warps:
-        halvings += 1
-
-    logits = rows * made_for << halvings
-    threads_meet = blocks(hidden, columns) <= threads // 2
-    sums = (made_for + 1) * columns * threads // 2 if threads_meet else 0
-    numbers = (
-        made_for * _up(hidden, vector) + rows * _up(made_for, vector) + 2 * _up(rows, 2) + max(logits, sums)
-    )
-    return NarrowHeadShape(made_for, threads, rows, halvings, numbers * size)
-
-
-def narrow_head_fits(hidden: int, classes: int, dtype: DTypeLike, shared_memory: int) -> bool:
-    """Whether `Kernels.narrow_head` can take such layers, whatever the batch, on a device that gives a block
-    so many bytes of shared memory: the weights must fit.
-    """
-    if classes > _NARROW_CLASSES[-1]:
-        return False
-    most = 256 // np.dtype(dtype).itemsize
-    return all(
-        _narrow_head_shape(rows, hidden, classes, dtype).shared <= shared_memory
-        for rows in range(1, most + 1)
-    )
-
-
-def narrow_head_partials(
-    rows: int, hidden: int, classes: int, dtype: DTypeLike, multiprocessors: int
-) -> tuple[int, int]:
-    """The shape of the workspace of `Kernels.narrow_head`: its blocks, and what each of them sums up.
-
-    A block for each multiprocessor, but no more than have rows for a warp.
-    """
-    vector = 16 // np.dtype(dtype).itemsize
-    at_once = 3 if classes <= _NARROW_CLASSES[0] else 1
-    return min(blocks(rows, at_once), multiprocessors), _up(
-        (classes + 1) * _up(hidden, vector) + classes + 1, 32
-    )
-
-
-def _narrow_head_constants(real: str, head: str, activation: str, classes: int) -> dict[str, str | int]:
-    made_for = next(most for most in _NARROW_CLASSES if classes <= most)
-    return {"REAL": real, "HEAD": head, "ACTIVATION": activation, "CLASSES": made_for}
-
-
-def _up(size: int, step: int) -> int:
-    """The next multiple of ``step``."""
-    return -(-size // step) * step
-
-
 class Kernels:
     """The project's kernels for one dtype.
 
@@ -203,7 +98,7 @@ class Kernels:
     gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
     math: the accuracy of ``wgmma``, one of `nn.tensor_cores.TERMS`
 
-    Methods return a `Launch` (`narrow_head` two); shapes that do not fit raise ValueError.
+    Every method returns a `Launch`; shapes that do not fit raise ValueError.
     """
 
     def __init__(
@@ -216,6 +111,7 @@ class Kernels:
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         self.terms = TERMS[math]
         self.tensor_cores = TensorCores(library)
+        self.narrow_head = NarrowHead(library, self.real)
 
     @property
     def uses_tensor_cores(self) -> bool:
@@ -226,7 +122,7 @@ class Kernels:
         return self.uses_tensor_cores and K > THIN
 
     def prefers_narrow_head(self, hidden: int, classes: int) -> bool:
-        """Whether an output layer of these sizes is one for `narrow_head`."""
+        """Whether an output layer of these sizes is one for ``narrow_head``."""
         return self.uses_tensor_cores and narrow_head_fits(
             hidden, classes, np.float32, self.library.driver.shared_memory
         )
@@ -257,8 +153,8 @@ class Kernels:
                     tensor_product(False, False, terms, terms, "identity"),
                     tensor_product(False, True, terms, terms, activation),
                 ]
-            if classes <= _NARROW_CLASSES[-1]:
-                products.append(("narrow_head", _narrow_head_constants(real, head, activation, classes)))
+            if classes <= NARROW_CLASSES[-1]:
+                products.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
         return [
             *products,
             *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
@@ -313,9 +209,9 @@ class Kernels:
 
     def bias_activation(self, Z: DeviceArray, b: DeviceArray, A: DeviceArray, activation: str) -> Launch:
         """A = f(Z + b); Z and A (rows, columns), b (columns,). A may be Z."""
-        rows, columns = _matrix("bias_activation", Z=Z)
-        _same("bias_activation", (rows, columns), A=A)
-        _same("bias_activation", (columns,), b=b)
+        rows, columns = matrix_shape("bias_activation", Z=Z)
+        require_shape("bias_activation", (rows, columns), A=A)
+        require_shape("bias_activation", (columns,), b=b)
         kernel = self.library.kernel("activation", "bias_activation", REAL=self.real, ACTIVATION=activation)
         return kernel.bind(*plane_shape(rows, columns), rows, columns, Z, b, A)
 
@@ -323,7 +219,7 @@ class Kernels:
         self, A: DeviceArray, dA: DeviceArray, dZ: DeviceArray, activation: str
     ) -> Launch:
         """dZ = dA f'(Z), given A = f(Z); three arrays of one shape. dZ may be dA."""
-        _same("activation_backward", A.shape, A=A, dA=dA, dZ=dZ)
+        require_shape("activation_backward", A.shape, A=A, dA=dA, dZ=dZ)
         kernel = self.library.kernel(
             "activation", "activation_backward", REAL=self.real, ACTIVATION=activation
         )
@@ -344,99 +240,19 @@ class Kernels:
         ``kind`` is softmax or sigmoid; Z and dZ (rows, classes), b (classes,), labels (rows,) int32,
         loss (rows,). dZ may be Z.
         """
-        rows, classes = _matrix("head", Z=Z)
-        _same("head", (rows, classes), dZ=dZ)
-        _same("head", (classes,), b=b)
-        _same("head", (rows,), labels=labels, loss=loss)
+        rows, classes = matrix_shape("head", Z=Z)
+        require_shape("head", (rows, classes), dZ=dZ)
+        require_shape("head", (classes,), b=b)
+        require_shape("head", (rows,), labels=labels, loss=loss)
         kernel = self.library.kernel("head", f"{kind}_head", REAL=self.real)
         return kernel.bind(*head_shape(rows), rows, classes, scale, Z, b, labels, dZ, loss)
-
-    def narrow_head(
-        self,
-        kind: str,
-        activation: str,
-        A: DeviceArray,
-        W: DeviceArray,
-        b: DeviceArray,
-        labels: DeviceArray,
-        partials: DeviceArray,
-        dW: DeviceArray,
-        db: DeviceArray,
-        db_hidden: DeviceArray,
-        loss: DeviceArray,
-        scale: float,
-        dZ: DeviceArray | None = None,
-        terms: DeviceArray | None = None,
-    ) -> tuple[Launch, Launch]:
-        """From the last hidden layer to its dZ, the output layer's gradients and the sum of the losses.
-
-        ``kind`` is softmax or sigmoid, ``activation`` that of the hidden layer; A (rows, hidden), W and dW
-        (classes, hidden), b and db (classes,), labels (rows,) int32, db_hidden (hidden,), loss (1,). Losses
-        and gradients are times ``scale``. dZ (rows, hidden) or, of float32, ``terms``: uint16
-        (count * rows, ld), its `count` bf16 terms one behind the other; ld is a multiple of 64, and of the
-        columns beyond ``hidden`` the first may be written. ``partials`` is a workspace as
-        `narrow_head_partials` has it; its rows are the launch's blocks. See `narrow_head_fits`.
-        """
-        rows, hidden = _matrix("narrow_head", A=A)
-        classes, _ = _matrix("narrow_head", W=W)
-        _same("narrow_head", (classes, hidden), W=W, dW=dW)
-        _same("narrow_head", (classes,), b=b, db=db)
-        _same("narrow_head", (rows,), labels=labels)
-        _same("narrow_head", (hidden,), db_hidden=db_hidden)
-        _same("narrow_head", (1,), loss=loss)
-        grid, width = _matrix("narrow_head", partials=partials)
-        if classes > _NARROW_CLASSES[-1]:
-            raise ValueError(f"narrow_head: W {W.shape} has more than {_NARROW_CLASSES[-1]} classes")
-        if width != narrow_head_partials(rows, hidden, classes, A.dtype, grid)[1]:
-            raise ValueError(f"narrow_head: partials {partials.shape} are not for W {W.shape}")
-        if (dZ is None) == (terms is None):
-            raise ValueError(f"narrow_head: A {A.shape} gets either dZ or its terms")
-        count, ld = 0, 0
-        if dZ is not None:
-            _same("narrow_head", (rows, hidden), dZ=dZ)
-        elif terms is not None:
-            height, ld = _matrix("narrow_head", terms=terms)
-            count = height // rows
-            if height % rows or not 1 <= count <= _NARROW_TERMS or ld % 64 or ld < hidden:
-                raise ValueError(f"narrow_head: terms {terms.shape} do not hold A {A.shape}")
-            if self.real != "float":
-                raise ValueError(f"narrow_head: terms {terms.shape} add up to float32 only")
-        shape = narrow_head_shape(rows, hidden, classes, A.dtype, grid)
-        constants = _narrow_head_constants(self.real, kind, activation, classes)
-        kernel = self.library.kernel("narrow_head", "narrow_head", **constants)
-        sums = self.library.kernel("narrow_head", "sum_partials", **constants)
-        across, down = _SUM_PARTIALS_BLOCK
-        sums_grid = (blocks(max(hidden, classes + 1), across), classes + 2)
-        sizes = (rows, classes, hidden, shape.rows, shape.halvings)
-        return (
-            kernel.bind(
-                (grid,),
-                (shape.threads,),
-                *sizes,
-                scale,
-                A,
-                W,
-                b,
-                labels,
-                dZ,
-                terms,
-                count,
-                ld,
-                partials,
-                width,
-                shared=shape.shared,
-            ),
-            sums.bind(
-                sums_grid, (across, down), grid, classes, hidden, partials, width, dW, db_hidden, db, loss
-            ),
-        )
 
     def column_sums(self, X: DeviceArray, sums: DeviceArray) -> Launch:
         """sums[j] = sum of X[:, j], in a fixed order; X (rows, columns), perhaps a column slice."""
         if len(X.shape) != 2:
             raise ValueError(f"column_sums: X has shape {X.shape}, not two dimensions")
         rows, columns = X.shape
-        _same("column_sums", (columns,), sums=sums)
+        require_shape("column_sums", (columns,), sums=sums)
         kernel = self.library.kernel("reduce", "column_sums", REAL=self.real)
         return kernel.bind(*column_sums_shape(columns), rows, columns, X, X.ld, sums)
 
@@ -460,7 +276,7 @@ class Kernels:
                 f"sgd: gradients {gradients.shape}, or {stretches}, do not fit {parameters.shape}"
             )
         if velocity is not None:
-            _same("sgd", (size,), velocity=velocity)
+            require_shape("sgd", (size,), velocity=velocity)
         packed = np.frombuffer(b"".join(stretch.packed() for stretch in stretches), np.uint8)
         (across,), block = line_shape(blocks(max(stretch.size for stretch in stretches), 4))
         kernel = self.library.kernel("sgd", "sgd", REAL=self.real)
@@ -477,7 +293,7 @@ class Kernels:
         X may be terms, one for uint8 images: they get the pixels themselves, and scale counts for nothing.
         """
         out, ld, (rows, columns) = _input("scale_pixels", X)
-        available, width = _matrix("scale_pixels", images=images)
+        available, width = matrix_shape("scale_pixels", images=images)
         if width != columns or available < rows:
             raise ValueError(f"scale_pixels: images {images.shape} do not fill X {(rows, columns)}")
         kernel = self._pixels("scale_pixels", images, X)
@@ -500,12 +316,12 @@ class Kernels:
         below n.
         """
         out, ld, (rows, columns) = _input("gather_batch", X)
-        count, width = _matrix("gather_batch", images=images)
+        count, width = matrix_shape("gather_batch", images=images)
         if width != columns:
             raise ValueError(f"gather_batch: images {images.shape} do not fill X {(rows, columns)}")
-        _same("gather_batch", (count,), labels=labels)
-        _same("gather_batch", (rows,), batch_labels=batch_labels)
-        _same("gather_batch", (1,), place=place)
+        require_shape("gather_batch", (count,), labels=labels)
+        require_shape("gather_batch", (rows,), batch_labels=batch_labels)
+        require_shape("gather_batch", (1,), place=place)
         kernel = self._pixels("gather_batch", images, X)
         shape = _pixels_shape(X, rows, columns)
         return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, out, ld, batch_labels)
@@ -519,8 +335,8 @@ class Kernels:
         self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
     ) -> Launch:
         """Keep loss (1,) in the ring losses (any,), and move state (2,) int32 on: see kernels/batch.cu."""
-        _same("next_batch", (1,), loss=loss)
-        _same("next_batch", (2,), state=state)
+        require_shape("next_batch", (1,), loss=loss)
+        require_shape("next_batch", (2,), state=state)
         kernel = self.library.kernel("batch", "next_batch", REAL=self.real)
         return kernel.bind((1,), (1,), batch, rows, losses.size, loss, losses, state)
 
@@ -536,26 +352,10 @@ def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple
         if X.count != 1:
             raise ValueError(f"{kernel}: a pixel is one term, not {X.count}")
         return X.array, X.ld, (X.rows, X.columns)
-    shape = _matrix(kernel, X=X)
+    shape = matrix_shape(kernel, X=X)
     return X, X.ld, shape
 
 
 def _pixels_shape(X: DeviceArray | Terms, rows: int, columns: int) -> tuple[Grid, Block]:
     """Grid and block of the kernels of pixels.cu: a thread takes four pixels that become terms, or one."""
     return plane_shape(rows, blocks(columns, 4 if isinstance(X, Terms) else 1))
-
-
-def _matrix(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:
-    """The shape of the one array given; ValueError unless it is a matrix without gaps."""
-    ((name, array),) = arrays.items()
-    if len(array.shape) != 2 or not array.is_contiguous:
-        raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous matrix")
-    rows, columns = array.shape
-    return rows, columns
-
-
-def _same(kernel: str, shape: tuple[int, ...], **arrays: DeviceArray) -> None:
-    """ValueError unless each array has this shape and no gaps."""
-    for name, array in arrays.items():
-        if array.shape != shape or not array.is_contiguous:
-            raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous {shape}")

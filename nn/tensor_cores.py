@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nn.network import LARGEST
+from nn.shapes import MAX_GRID_Y, plane_shape
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import Argument, Constants, Kernel, KernelLibrary, Launch, blocks
@@ -30,8 +31,6 @@ _MOST_STAGES = 8
 _STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
 _SPLIT_BLOCK = (64, 4)
 _SPLIT_WIDTH = 4  # neighbours that a thread splits
-_SUM_BLOCK = (32, 8)
-_MAX_GRID_Y = 65535
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +190,7 @@ class TensorCores:
         kernel = self._kernel("split_terms", False, True, count, count, "identity")
         rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))
         across, down = _SPLIT_BLOCK
-        grid = (blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), _MAX_GRID_Y), len(matrices))
+        grid = (blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), MAX_GRID_Y), len(matrices))
         arguments: list[Argument] = []
         for X, terms in (matrices[0], matrices[-1]):
             arguments += [*X.shape, X, X.ld, terms.count, terms.array, terms.ld, terms.distance]
@@ -237,10 +236,8 @@ class TensorCores:
         )
         if partials is None:
             return [product]
-        across, down = _SUM_BLOCK
-        grid = blocks(M, down), min(blocks(N, across), _MAX_GRID_Y)
         add = self._kernel("sum_parts", *constants)
-        return [product, add.bind(grid, _SUM_BLOCK, M, N, tiling.parts, partials, *result)]
+        return [product, add.bind(*plane_shape(M, N), M, N, tiling.parts, partials, *result)]
 
     def _kernel(
         self, name: str, transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str

@@ -13,12 +13,9 @@ from nn.launches import (
     column_sums_shape,
     gemm_shape,
     head_shape,
-    line_shape,
-    narrow_head_fits,
-    narrow_head_partials,
-    narrow_head_shape,
-    plane_shape,
 )
+from nn.narrow_head import narrow_head_fits, narrow_head_partials, narrow_head_shape
+from nn.shapes import line_shape, plane_shape
 from pyrt.kernels import KERNELS, all_constants
 from pyrt.memory import DeviceArray
 
@@ -123,7 +120,7 @@ def narrow_head(kernels, classes=3, **changed):
         "loss": array(1),
         "dZ": array(2, 5),
     }
-    return kernels.narrow_head("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
+    return kernels.narrow_head.bind("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from nn import reference
-from nn.launches import Kernels, narrow_head_partials
+from nn.launches import Kernels
+from nn.narrow_head import narrow_head_partials
 
 ROWS, HIDDEN, CLASSES = [1, 7, 97, 131], [1, 5, 64, 70, 130], [2, 3, 10, 17, 32]
 SIZES = [
@@ -45,7 +46,7 @@ class Case:
         else:
             out["dZ"] = device.poisoned(self.A.shape, self.dtype)
         inputs = (device.array(x) for x in (self.A, self.W, self.b, self.labels))
-        device.run(*kernels.narrow_head(self.kind, self.activation, *inputs, scale=self.scale, **out))
+        device.run(*kernels.narrow_head.bind(self.kind, self.activation, *inputs, scale=self.scale, **out))
         del out["partials"]
         return {name: array.to_host() for name, array in out.items()}
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.job import Job
+from pyrt.kernels import KernelLibrary
+from tests.pyrt.sources import SOURCE
 
 
 @pytest.fixture
@@ -19,3 +24,16 @@ def job() -> Job:
 @pytest.fixture
 def cpu() -> CpuDriver:
     return CpuDriver()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of kernels of the tests' own, with its cache in ``cache``."""
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "mine.cu").write_text(SOURCE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mine(driver: Driver, folder: Path) -> KernelLibrary:
+    return KernelLibrary(driver, [folder], str(folder / "cache"))

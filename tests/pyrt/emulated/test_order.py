@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn.launches import GEMM_VERSIONS, Kernels, Stretch, narrow_head_partials
+from nn.launches import GEMM_VERSIONS, Kernels, Stretch
+from nn.narrow_head import narrow_head_partials
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.kernels import KernelLibrary, Launch
 from pyrt.memory import DeviceArray
@@ -128,9 +129,9 @@ def test_the_narrow_head_has_the_same_bits_in_every_order() -> None:
         labels = DeviceArray.from_host(A.driver, np.arange(45, dtype=np.int32) % 10)
         outputs = (array(10, 140), array(10), array(140), array(1))
         inputs = (A, array(10, 140), array(10), labels)
-        return [
-            *kernels.narrow_head("softmax", "tanh", *inputs, partials, *outputs, scale=0.1, dZ=array(45, 140))
-        ]
+        dZ = array(45, 140)
+        bind = kernels.narrow_head.bind
+        return list(bind("softmax", "tanh", *inputs, partials, *outputs, scale=0.1, dZ=dZ))
 
     results = [bits(seed, make) for seed in SEEDS]
     assert all(result == results[0] for result in results)
