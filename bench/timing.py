@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyrt.driver import Driver, StreamHandle
+from pyrt.graphs import capture
 
 Work = Callable[[StreamHandle], None]
 """Queues something on the stream that it is given."""
@@ -95,41 +96,12 @@ def repeat(work: Work, count: int, stream: StreamHandle) -> None:
 
 
 def together(driver: Driver, stream: StreamHandle, work: Work, count: int) -> Work:
-    """``count`` times the work as one piece of work: a CUDA graph, on a device that has them."""
-    if driver.name != "cuda":
+    """``count`` times the work as one piece of work: a graph, on a device that has them."""
+    if not driver.has_kernels:
         return lambda stream: repeat(work, count, stream)
-    return _Graph(stream, lambda stream: repeat(work, count, stream)).launch
-
-
-class _Graph:
-    """What some work queues on a stream, captured."""
-
-    def __init__(self, stream: StreamHandle, work: Work) -> None:
-        from cuda.bindings import driver as bindings
-
-        self._bindings = bindings
-        handle = bindings.CUstream(stream.handle)
-        # Relaxed: another library may allocate in the middle, which disturbs no kernel.
-        mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._call(bindings.cuStreamBeginCapture(handle, mode))
-        try:
-            work(stream)
-        finally:  # else the stream stays unusable, and hides the error
-            ended = bindings.cuStreamEndCapture(handle)
-        graph = self._call(ended)
-        self._executable = self._call(bindings.cuGraphInstantiate(graph, 0))
-        self._call(bindings.cuGraphDestroy(graph))
-
-    def launch(self, stream: StreamHandle) -> None:
-        handle = self._bindings.CUstream(stream.handle)
-        self._call(self._bindings.cuGraphLaunch(self._executable, handle))
-
-    def _call(self, answer: tuple) -> object:
-        """The result of a call of cuda-bindings; RuntimeError for another status than success."""
-        status, *results = answer
-        if status != self._bindings.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"CUDA graph: {status}")
-        return results[0] if results else None
+    with capture(driver, stream) as graph:
+        repeat(work, count, stream)
+    return graph
 
 
 def alternate(measures: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, Times]:

@@ -1,7 +1,6 @@
 """nn/replay.py: which steps are queued at once; whole runs, whose bits no graph and no placement changes."""
 
 import dataclasses
-import faulthandler
 import re
 
 import numpy as np
@@ -69,14 +68,6 @@ class TestRuns:
         for batches in range(1, 20):
             assert {step % batches for step in timed} == set(range(batches))
         assert is_timed(0, 1)
-
-
-@pytest.fixture(autouse=True)
-def watchdog():
-    """A rank that waits for another for ever ends here, with its traceback, and mpirun ends the others."""
-    faulthandler.dump_traceback_later(300, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

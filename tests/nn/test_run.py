@@ -1,7 +1,6 @@
 """nn/run.py: whole runs in process, on one rank and on several, against the reference and plain loops."""
 
 import dataclasses
-import faulthandler
 
 import numpy as np
 import pytest
@@ -18,14 +17,6 @@ from pyrt.job import join
 
 SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
 """A quick run: long enough to tell a wrong gradient, decay or batch from rounding, too short for chaos."""
-
-
-@pytest.fixture(autouse=True)
-def watchdog():
-    """A rank that waits for another for ever ends here, with its traceback, and mpirun ends the others."""
-    faulthandler.dump_traceback_later(300, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture
