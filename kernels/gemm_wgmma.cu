@@ -1,10 +1,11 @@
 // Matrix product on the tensor cores of sm_90, of float32 operands split into bf16 terms:
 // D = f(alpha op(A) op(B) + beta C + bias). The last rungs of the ladder that begins in gemm.cu.
 // architectures: sm_90a
-// constants: REAL=float TRANSPOSE_A=0 TRANSPOSE_B=1 TERMS=11|12|13|22|33 ACTIVATION=sigmoid|tanh|relu
-// constants: REAL=float TRANSPOSE_A=0 TRANSPOSE_B=1 TERMS=12|13 ACTIVATION=identity
-// constants: REAL=float TRANSPOSE_A=1 TRANSPOSE_B=0 TERMS=21|31 ACTIVATION=identity
-// constants: REAL=float TRANSPOSE_A=0|1 TRANSPOSE_B=0|1 TERMS=11|22|33 ACTIVATION=identity
+// constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0 TRANSPOSE_B=1 TERMS=11|12|13|22|33 ACTIVATION=sigmoid|tanh|relu
+// constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0 TRANSPOSE_B=1 TERMS=12|13 ACTIVATION=identity
+// constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=1 TRANSPOSE_B=0 TERMS=21|31 ACTIVATION=identity
+// constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0|1 TRANSPOSE_B=0|1 TERMS=11|22|33 ACTIVATION=identity
+// constants: REAL=float NUMBER=tf32 TRANSPOSE_A=0 TRANSPOSE_B=1 TERMS=11 ACTIVATION=identity
 //
 // A float32 number is the sum of three bf16 numbers, x = x1 + x2 + x3, to its last bit: each is the bf16
 // nearest to what the ones before leave, and brings 8 bits of the 24. The product of two such sums is
@@ -26,6 +27,9 @@
 #include "bfloat16.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
+
+typedef float tf32;
+typedef NUMBER number;
 
 const int TERMS_A = TERMS / 10, TERMS_B = TERMS % 10;
 
@@ -88,18 +92,18 @@ split_terms(int rows_a, int columns_a, const real *A, int lda, int count_a, bflo
 // - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order.
 // ---------------------------------------------------------------------------------------------------------
 
-const int DEPTH = 64;  // bf16 elements along k: a row of a tile is 128 bytes
+const int DEPTH = 128 / sizeof(number);  // elements along k: a row of a tile is 128 bytes
 const int MOST_STAGES = 8;
 
 // Starts the copy of all terms of a tile, into rows of DEPTH or, where the operand is transposed, into
 // DEPTH rows.
 template <bool TRANSPOSED>
-__device__ inline void fetch(bfloat16 *tile, const TensorMap *map, int line, int k, Barrier *barrier)
+__device__ inline void fetch(number *tile, const TensorMap *map, int line, int k, Barrier *barrier)
 {
     if (TRANSPOSED)
         copy_box(tile, map, 0, k, line / 64, barrier);
     else
-        copy_box(tile, map, k, line, 0, barrier);
+        copy_box(tile, map, k * (sizeof(number) / 2), line, 0, barrier);
 }
 
 // The same place in every ring of buffers: which one is next, and how often the ring was passed, modulo 2.
@@ -117,8 +121,9 @@ template <int GROUPS, int BN>
 struct Block {
     static const int BM = 64 * GROUPS;
     static const int STAGE = (TERMS_A * BM + TERMS_B * BN) * DEPTH;  // elements
+    static const bool A_IN_REGISTERS = sizeof(number) == 2 && !TRANSPOSE_A && BN == 64 && (TERMS_A == 1 || GROUPS == 1);
 
-    bfloat16 *ring;
+    number *ring;
     Barrier *full, *empty;
     int stages;
 
@@ -127,30 +132,39 @@ struct Block {
     {
         Place place;
         for (int tile = first; tile < first + count; tile++, place.advance(stages)) {
-            bfloat16 *stage = ring + place.slot * STAGE;
+            number *stage = ring + place.slot * STAGE;
             Barrier *barrier = &full[place.slot];
             wait(&empty[place.slot], place.round ^ 1);
-            arrive_and_expect(barrier, STAGE * sizeof(bfloat16));
+            arrive_and_expect(barrier, STAGE * sizeof(number));
             fetch<TRANSPOSE_A>(stage, A, m, tile * DEPTH, barrier);
             fetch<!TRANSPOSE_B>(stage + TERMS_A * BM * DEPTH, B, n, tile * DEPTH, barrier);
         }
     }
 
-    // Queues the products of the terms of a tile, the smallest first.
-    __device__ void start(real (&products)[BN / 2], Place &place)
+    // Queues the products of the terms of a tile, the smallest first; they are added to `products`, or
+    // replace them.
+    __device__ void start(real (&products)[BN / 2], Place &place, bool accumulate)
     {
-        const bfloat16 *tile_a = ring + place.slot * STAGE + threadIdx.x / 128 * 64 * DEPTH;
-        const bfloat16 *tile_b = ring + place.slot * STAGE + TERMS_A * BM * DEPTH;
+        const number *tile_a = ring + place.slot * STAGE + threadIdx.x / 128 * 64 * DEPTH;
+        const number *tile_b = ring + place.slot * STAGE + TERMS_A * BM * DEPTH;
         wait(&full[place.slot], place.round);
+        Lines lines[A_IN_REGISTERS ? TERMS_A : 1];
+        if (A_IN_REGISTERS)
+#pragma unroll
+            for (int i = 0; i < TERMS_A; i++)
+                read_lines(lines[i], tile_a + i * BM * DEPTH);
         begin_products(products);
-        bool accumulate = false;
 #pragma unroll
         for (int order = (TERMS_A > TERMS_B ? TERMS_A : TERMS_B) - 1; order >= 0; order--)
 #pragma unroll
             for (int i = 0; i < TERMS_A; i++)
                 if (order - i >= 0 && order - i < TERMS_B) {
-                    multiply_tile<BN, TRANSPOSE_A, !TRANSPOSE_B>(
-                        products, tile_a + i * BM * DEPTH, tile_b + (order - i) * BN * DEPTH, accumulate);
+                    const number *b = tile_b + (order - i) * BN * DEPTH;
+                    if constexpr (A_IN_REGISTERS)
+                        multiply_tile<BN, !TRANSPOSE_B>(products, lines[i], b, accumulate);
+                    else
+                        multiply_tile<BN, TRANSPOSE_A, !TRANSPOSE_B>(products, tile_a + i * BM * DEPTH, b,
+                                                                     accumulate);
                     accumulate = true;
                 }
         end_products();
@@ -158,11 +172,16 @@ struct Block {
     }
 
     // The products of a tile are there: its buffer is free.
-    __device__ void add(real (&sums)[BN / 2], const real (&products)[BN / 2], Place &place)
+    __device__ void release(Place &place)
     {
         if (threadIdx.x % WARP == 0)
             arrive(&empty[place.slot]);
         place.advance(stages);
+    }
+
+    __device__ void add(real (&sums)[BN / 2], const real (&products)[BN / 2], Place &place)
+    {
+        release(place);
 #pragma unroll
         for (int i = 0; i < BN / 2; i++)
             sums[i] += products[i];
@@ -170,24 +189,24 @@ struct Block {
 
     // One tile is multiplied while the one before it is added. (Written out, two tiles at a time: the
     // compiler must see which registers the tensor cores hold.)
-    __device__ void multiply_tiles(real (&sums)[BN / 2], int count)
+    __device__ void multiply_and_add_tiles(real (&sums)[BN / 2], int count)
     {
         real even[BN / 2], odd[BN / 2];
         Place started, added;
         if (count == 0)
             return;
-        start(even, started);
+        start(even, started, false);
         int i = 1;
         for (; i + 1 < count; i += 2) {
-            start(odd, started);
+            start(odd, started, false);
             wait_for_products<1>(even);
             add(sums, even, added);
-            start(even, started);
+            start(even, started, false);
             wait_for_products<1>(odd);
             add(sums, odd, added);
         }
         if (i < count) {
-            start(odd, started);
+            start(odd, started, false);
             wait_for_products<1>(even);
             add(sums, even, added);
             wait_for_products<0>(odd);
@@ -197,6 +216,20 @@ struct Block {
             add(sums, even, added);
         }
     }
+
+    // All tiles are added up in the tensor cores: what they round away is far below what a single term does.
+    __device__ void multiply_tiles(real (&sums)[BN / 2], int count)
+    {
+        Place started, finished;
+        for (int i = 0; i < count; i++) {
+            start(sums, started, i > 0);
+            if (i > 0) {
+                wait_for_products<1>();
+                release(finished);
+            }
+        }
+        wait_for_products<0>(sums);
+    }
 };
 
 struct Result {
@@ -205,22 +238,55 @@ struct Result {
     real *D;
     int ldc, ldd;
 
-    __device__ void store(int m, int n, real sum) const
+    __device__ real of(int m, int n, real sum) const
     {
         real result = alpha * sum;
         if (beta != 0)
             result += beta * C[(offset)m * ldc + n];
         if (bias)
             result += bias[n];
-        D[(offset)m * ldd + n] = ACTIVATE(result);
+        return ACTIVATE(result);
     }
 };
+
+// Stores what a thread has of a tile, pairs of neighbours in a row: of one that lies in D as a WHOLE, and is
+// aligned, 8 bytes at a time. RAW are sums of a part of K.
+template <int BN, bool WHOLE, bool RAW>
+__device__ inline void store_pairs(int first_m, int first_n, int M, int N, const real (&sums)[BN / 2], real *D, int ld,
+                             const Result &result)
+{
+#pragma unroll
+    for (int i = 0; i < BN / 2; i += 2) {
+        const int m = first_m + product_row(i), n = first_n + product_column(i);
+        real *place = D + ((offset)m * ld + n);
+        if (WHOLE) {
+            *(float2 *)place = {RAW ? sums[i] : result.of(m, n, sums[i]),
+                                RAW ? sums[i + 1] : result.of(m, n + 1, sums[i + 1])};
+        } else {
+            if (m < M && n < N)
+                place[0] = RAW ? sums[i] : result.of(m, n, sums[i]);
+            if (m < M && n + 1 < N)
+                place[1] = RAW ? sums[i + 1] : result.of(m, n + 1, sums[i + 1]);
+        }
+    }
+}
+
+template <int BM, int BN, bool RAW>
+__device__ inline void store(int first_m, int first_n, int M, int N, const real (&sums)[BN / 2], real *D, int ld,
+                             const Result &result)
+{
+    const bool whole = first_m + BM <= M && first_n + BN <= N && ld % 2 == 0 && (size_t)D % sizeof(float2) == 0;
+    if (whole)
+        store_pairs<BN, true, RAW>(first_m, first_n, M, N, sums, D, ld, result);
+    else
+        store_pairs<BN, false, RAW>(first_m, first_n, M, N, sums, D, ld, result);
+}
 
 template <int GROUPS, int BN>
 __device__ inline void gemm(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages,
                             real *partials, const Result &result)
 {
-    extern __shared__ __align__(1024) bfloat16 ring[];
+    extern __shared__ __align__(1024) number ring[];
     __shared__ Barrier full[MOST_STAGES];
     __shared__ Barrier empty[MOST_STAGES];
     Block<GROUPS, BN> block = {ring, full, empty, stages};
@@ -238,31 +304,30 @@ __device__ inline void gemm(int M, int N, int K, const TensorMap *A, const Tenso
     }
     __syncthreads();
 
-    // Registers are given to a block in equal shares; two warpgroups of 64 x 128 need more than theirs.
-    const bool unequal = GROUPS == 2 && BN == 128;
+    // Registers are given to a block in equal shares; those that multiply need more than theirs.
+    const int fetching = GROUPS == 2 ? 40 : 32, multiplying = GROUPS == 2 ? 232 : 160;
     // Alike for all lanes, and the compiler must see it.
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0);
     if (warp >= 4 * GROUPS) {
-        if (unequal)
-            give_registers<40>();
+        if (GROUPS > 1)
+            give_registers<fetching>();
         if (threadIdx.x == 128 * GROUPS)
             block.fetch_tiles(A, B, first_m, first_n, first, count);
         return;
     }
-    if (unequal)
-        take_registers<232>();
+    if (GROUPS > 1)
+        take_registers<multiplying>();
     real sums[BN / 2] = {};
-    block.multiply_tiles(sums, count);
+    if (TERMS == 11)
+        block.multiply_tiles(sums, count);
+    else
+        block.multiply_and_add_tiles(sums, count);
 
-#pragma unroll
-    for (int i = 0; i < BN / 2; i++) {
-        const int m = first_m + product_row(i), n = first_n + product_column(i);
-        if (m < M && n < N) {
-            if (partials)
-                partials[((offset)blockIdx.z * M + m) * N + n] = sums[i];
-            else
-                result.store(m, n, sums[i]);
-        }
+    if (partials) {
+        real *part = partials + (offset)blockIdx.z * M * N;
+        store<block.BM, BN, true>(first_m, first_n, M, N, sums, part, N, result);
+    } else {
+        store<block.BM, BN, false>(first_m, first_n, M, N, sums, result.D, result.ldd, result);
     }
 }
 
@@ -276,7 +341,7 @@ gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stag
     gemm<1, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
-extern "C" __global__ void __launch_bounds__(384)
+extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
@@ -284,7 +349,7 @@ gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int sta
     gemm<2, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(512, 1)
 gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
@@ -292,12 +357,29 @@ gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int sta
     gemm<3, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
-extern "C" __global__ void __launch_bounds__(384)
+extern "C" __global__ void __launch_bounds__(256)
+gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
+            real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+{
+    wait_for_kernel_before();
+    gemm<1, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
              real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
     gemm<2, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+}
+
+// For single terms alone: several would need a second set of 128 sums a thread.
+extern "C" __global__ void __launch_bounds__(384, 1)
+gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
+             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+{
+    wait_for_kernel_before();
+    gemm<2, TERMS == 11 ? 256 : 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
 }
 
 // D from the sums of `parts` parts of K, added in their order.
@@ -316,6 +398,6 @@ extern "C" __global__ void sum_parts(int M, int N, int parts, const real *partia
 #pragma unroll 4
             for (int part = 0; part < parts; part++)
                 sum += partials[((offset)part * M + m) * N + n];
-            result.store(m, n, sum);
+            D[(offset)m * ldd + n] = result.of(m, n, sum);
         }
 }

@@ -25,7 +25,7 @@ TERMS = {"float32": 3, "tf32": 2, "bf16": 1}
 COLUMN_STEP = 8
 """A view of some columns begins at a multiple of this: 16 bytes of bf16."""
 
-_DEPTH = 64  # of a tile along k: 128 bytes of bf16
+_DEPTH = 128  # bytes of a tile along k
 _LINE = 64  # elements to which leading dimensions are rounded up: a transposed tile reads whole lines of them
 _MOST_STAGES = 8
 _STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
@@ -63,6 +63,17 @@ class Terms:
         driver.synchronize_stream(stream)
         return cls(array, count, rows, columns, ld, max(rows, 1) * ld)
 
+    @classmethod
+    def tf32(cls, X: DeviceArray) -> Terms:
+        """A float32 matrix as it is, one term of which tensor cores see 11 bits; see `reads_tf32`."""
+        rows, columns = X.shape
+        return cls(X, 1, rows, columns, X.ld, rows * X.ld)
+
+    @property
+    def number(self) -> str:
+        """The constant NUMBER of gemm_wgmma.cu."""
+        return "tf32" if self.array.dtype == np.float32 else "bfloat16"
+
     @property
     def matrix(self) -> DeviceArray:
         """All terms as one matrix, (count * rows, ld)."""
@@ -75,19 +86,21 @@ class Terms:
         return replace(self, array=self.array.rows(start, self.array.size), columns=stop - start)
 
     def tensor_map(self, transposed: bool, lines: int) -> DeviceArray:
-        """How the device finds tiles of all terms, ``lines`` by 64 along k: see `fetch` in gemm_wgmma.cu.
+        """How the device finds tiles of all terms, ``lines`` by 128 bytes along k: see `fetch` in
+        gemm_wgmma.cu.
 
         A line is a row or, where the operand is transposed, a column: there k runs down the rows.
         """
         itemsize = self.array.dtype.itemsize
+        halves = itemsize // 2  # a float32 is copied as two bf16 elements
         row, term = self.ld * itemsize, self.distance * itemsize
         rows, columns = max(self.rows, 1), max(self.columns, 1)
         if transposed:
             sizes = (_LINE, rows, -(-columns // _LINE), self.count)
-            strides, box = (row, _LINE * itemsize, term), (_LINE, _DEPTH, lines // _LINE, self.count)
+            strides, box = (row, _LINE * itemsize, term), (_LINE, _LINE, lines // _LINE, self.count)
         else:
-            sizes, strides = (columns, rows, 1, self.count), (row, term, term)
-            box = (_DEPTH, lines, 1, self.count)
+            sizes, strides = (columns * halves, rows, 1, self.count), (row, term, term)
+            box = (_DEPTH // 2, lines, 1, self.count)
         packed = self.array.driver.tensor_map(self.array.pointer, sizes, strides, box)
         return DeviceArray.from_host(self.array.driver, np.frombuffer(packed, np.uint8))
 
@@ -134,10 +147,11 @@ class Tiling:
 
     def stage_bytes(self, terms_a: int, terms_b: int) -> int:
         """Shared memory of one buffer."""
-        return (terms_a * self.rows + terms_b * self.columns) * _DEPTH * 2
+        return (terms_a * self.rows + terms_b * self.columns) * _DEPTH
 
 
-_TILES = ((64, 64), (128, 64), (192, 64), (128, 128))
+_TILES = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128))
+_WIDE_TILE = (128, 256)  # of products of single terms, which need no second set of sums
 _PARTS = (1, 2, 3, 4, 6, 8)
 
 # Measured on an H100, in microseconds: a launch with the first tile on its way and the last
@@ -155,10 +169,18 @@ def products(terms_a: int, terms_b: int) -> int:
 
 
 def choose_tiling(
-    M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int, shared_memory: int
+    M: int,
+    N: int,
+    K: int,
+    terms_a: int,
+    terms_b: int,
+    multiprocessors: int,
+    shared_memory: int,
+    number: str = "bfloat16",
 ) -> Tiling:
     """The cut that should take least time with so many multiprocessors, bytes of shared memory a block."""
-    depth = max(1, -(-K // _DEPTH))
+    depth = blocks(K * (4 if number == "tf32" else 2), _DEPTH)
+    tiles_of_d = (*_TILES, _WIDE_TILE) if (terms_a, terms_b) == (1, 1) else _TILES
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(terms_a, terms_b)
@@ -173,7 +195,7 @@ def choose_tiling(
         time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
         return time + (_SUM_PARTS if tiling.parts > 1 else 0)
 
-    candidates = [cut(tile, parts) for tile in _TILES for parts in _PARTS if parts <= depth]
+    candidates = [cut(tile, parts) for tile in tiles_of_d for parts in _PARTS if parts <= depth]
     return min(candidates, key=microseconds)
 
 
@@ -187,7 +209,7 @@ class TensorCores:
     def split(self, *matrices: tuple[DeviceArray, Terms]) -> Launch:
         """The launch that splits one matrix, or two, into their terms."""
         count = max(terms.count for _, terms in matrices)
-        kernel = self._kernel("split_terms", False, True, count, count, "identity")
+        kernel = self._kernel("split_terms", False, True, count, count, "bfloat16", "identity")
         rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))
         across, down = _SPLIT_BLOCK
         grid = (blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), MAX_GRID_Y), len(matrices))
@@ -208,18 +230,19 @@ class TensorCores:
         C: DeviceArray | None = None,
         bias: DeviceArray | None = None,
         activation: str = "identity",
+        tiling: Tiling | None = None,
     ) -> list[Launch]:
         """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,)."""
         M, K = (A.columns, A.rows) if transpose_a else (A.rows, A.columns)
         N, depth = (B.rows, B.columns) if transpose_b else (B.columns, B.rows)
         if depth != K or D.shape != (M, N):
             raise ValueError(f"multiply: D {D.shape} is not ({M}, {N}), or K differs: {K} and {depth}")
-        tiling = choose_tiling(
-            M, N, K, A.count, B.count, self._driver.multiprocessors, self._driver.shared_memory
+        tiling = tiling or choose_tiling(
+            M, N, K, A.count, B.count, self._driver.multiprocessors, self._driver.shared_memory, A.number
         )
         C = C or D
         result = (alpha, beta, C, C.ld, bias, D, D.ld)
-        constants = (transpose_a, transpose_b, A.count, B.count, activation)
+        constants = (transpose_a, transpose_b, A.count, B.count, A.number, activation)
         partials = None
         if tiling.parts > 1:
             partials = DeviceArray.empty(self._driver, (tiling.parts * M * N,), np.float32)
@@ -240,18 +263,31 @@ class TensorCores:
         return [product, add.bind(*plane_shape(M, N), M, N, tiling.parts, partials, *result)]
 
     def _kernel(
-        self, name: str, transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str
+        self,
+        name: str,
+        transpose_a: bool,
+        transpose_b: bool,
+        terms_a: int,
+        terms_b: int,
+        number: str,
+        activation: str,
     ) -> Kernel:
-        file, constants = tensor_product(transpose_a, transpose_b, terms_a, terms_b, activation)
+        file, constants = tensor_product(transpose_a, transpose_b, terms_a, terms_b, activation, number)
         return self._library.kernel(file, name, **constants)
 
 
 def tensor_product(
-    transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str
+    transpose_a: bool,
+    transpose_b: bool,
+    terms_a: int,
+    terms_b: int,
+    activation: str,
+    number: str = "bfloat16",
 ) -> tuple[str, Constants]:
     """The kernel file and constants of such a product."""
     return "gemm_wgmma", {
         "REAL": "float",
+        "NUMBER": number,
         "TRANSPOSE_A": int(transpose_a),
         "TRANSPOSE_B": int(transpose_b),
         "TERMS": f"{terms_a}{terms_b}",
