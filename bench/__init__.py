@@ -2,6 +2,7 @@
 
 ============= ======================================================================
 ``gemm``      every version of the matrix product against cuBLAS
+``tiles``     every way of cutting a product for tensor cores, beside what the choice of tiles expects
 ``step``      a training step against PyTorch and JAX
 ``timing``    how times are taken
 ``cublas``    cuBLAS's products on the project's arrays, through PyTorch or CuPy

@@ -142,6 +142,7 @@ _PARTS = (1, 2, 3, 4, 6, 8)
 
 # Measured on an H100, in microseconds: a launch with the first tile on its way and the last
 # one written, one product of terms of a 64 x 64 x 64 tile, and the launch that adds the parts of K.
+# `make bench ARGS=tiles` times every candidate beside what these predict of it.
 _LAUNCH = 3.8
 _PRODUCT = 0.085
 _SUM_PARTS = 3.5
@@ -154,27 +155,41 @@ def products(terms_a: int, terms_b: int) -> int:
     return sum(i + j < most for i, j in itertools.product(range(terms_a), range(terms_b)))
 
 
-def choose_tiling(
-    M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int, shared_memory: int
-) -> Tiling:
-    """The cut that should take least time with so many multiprocessors, bytes of shared memory a block."""
-    depth = max(1, -(-K // _DEPTH))
+def candidates(K: int, terms_a: int, terms_b: int, shared_memory: int) -> list[Tiling]:
+    """The cuts of such a product that are worth a thought, in so many bytes of shared memory a block."""
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(terms_a, terms_b)
         return Tiling(*tile, parts, max(1, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage)))
 
-    def microseconds(tiling: Tiling) -> float:
-        count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
-        # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
-        waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
-        size = tiling.rows * tiling.columns / (64 * 64) * products(terms_a, terms_b)
-        tiles = -(-depth // tiling.parts)
-        time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
-        return time + (_SUM_PARTS if tiling.parts > 1 else 0)
+    return [cut(tile, parts) for tile in _TILES for parts in _PARTS if parts <= _tiles_deep(K)]
 
-    candidates = [cut(tile, parts) for tile in _TILES for parts in _PARTS if parts <= depth]
-    return min(candidates, key=microseconds)
+
+def predicted(
+    tiling: Tiling, M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int
+) -> float:
+    """Microseconds that a product cut like this should take on so many multiprocessors."""
+    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
+    waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
+    size = tiling.rows * tiling.columns / (64 * 64) * products(terms_a, terms_b)
+    tiles = -(-_tiles_deep(K) // tiling.parts)
+    time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
+    return time + (_SUM_PARTS if tiling.parts > 1 else 0)
+
+
+def choose_tiling(
+    M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int, shared_memory: int
+) -> Tiling:
+    """The candidate that should take least time. `make bench ARGS=tiles` says whether it does."""
+    return min(
+        candidates(K, terms_a, terms_b, shared_memory),
+        key=lambda tiling: predicted(tiling, M, N, K, terms_a, terms_b, multiprocessors),
+    )
+
+
+def _tiles_deep(K: int) -> int:
+    return max(1, -(-K // _DEPTH))
 
 
 class TensorCores:
@@ -208,13 +223,17 @@ class TensorCores:
         C: DeviceArray | None = None,
         bias: DeviceArray | None = None,
         activation: str = "identity",
+        tiling: Tiling | None = None,
     ) -> list[Launch]:
-        """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,)."""
+        """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,).
+
+        ``tiling`` is one of the `candidates`; None: that of `choose_tiling`.
+        """
         M, K = (A.columns, A.rows) if transpose_a else (A.rows, A.columns)
         N, depth = (B.rows, B.columns) if transpose_b else (B.columns, B.rows)
         if depth != K or D.shape != (M, N):
             raise ValueError(f"multiply: D {D.shape} is not ({M}, {N}), or K differs: {K} and {depth}")
-        tiling = choose_tiling(
+        tiling = tiling or choose_tiling(
             M, N, K, A.count, B.count, self._driver.multiprocessors, self._driver.shared_memory
         )
         C = C or D

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
-from nn.tensor_cores import TensorCores, Terms, TermsPool, Tiling, choose_tiling, products
+from nn.tensor_cores import (
+    TensorCores,
+    Terms,
+    TermsPool,
+    Tiling,
+    candidates,
+    choose_tiling,
+    predicted,
+    products,
+)
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, KernelLibrary
@@ -224,13 +233,13 @@ def test_some_columns(device, rng, cores):
         X_terms.some_columns(4, 8)
 
 
-def test_parts_of_k_are_added(device, rng, cores, monkeypatch):
-    monkeypatch.setattr("nn.tensor_cores.choose_tiling", lambda *sizes: Tiling(128, 64, 3, 2))
+def test_parts_of_k_are_added(device, rng, cores):
+    tiling = Tiling(128, 64, 3, 2)
     a, b = rng.standard_normal((130, 300)).astype("f4"), rng.standard_normal((70, 300)).astype("f4")
     results = [device.poisoned((130, 70), "f4") for _ in range(2)]
     A, B = terms_of(device, a, 3, cores), terms_of(device, b, 3, cores)
     for D in results:
-        device.run(*cores.multiply(D, A, B, transpose_b=True, alpha=0.5))
+        device.run(*cores.multiply(D, A, B, transpose_b=True, alpha=0.5, tiling=tiling))
     expected = 0.5 * a.astype("f8") @ b.T.astype("f8")
     np.testing.assert_allclose(results[0].to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     assert results[0].to_host().tobytes() == results[1].to_host().tobytes()
@@ -258,6 +267,25 @@ class TestChoice:
     def test_reference_work(self, M, N, K, terms, expected):
         tiling = choose_tiling(M, N, K, *terms, **H100)
         assert (tiling.rows, tiling.columns, tiling.parts) == expected
+
+    def test_the_choice_is_the_candidate_that_should_take_least_time(self):
+        for K in (40, 64, 100, 784, 3000):
+            cuts = candidates(K, 1, 3, H100["shared_memory"])
+            assert len(set(cuts)) == len(cuts) and max(cut.parts for cut in cuts) == min(8, -(-K // 64))
+            times = {cut: predicted(cut, 750, 512, K, 1, 3, H100["multiprocessors"]) for cut in cuts}
+            assert times[choose_tiling(750, 512, K, 1, 3, **H100)] == min(times.values()) > 0
+
+    def test_time_is_by_waves_tiles_and_parts(self):
+        def microseconds(M, K, parts=1, stages=8):
+            return predicted(Tiling(64, 64, parts, stages), M, 64, K, 1, 1, 100)
+
+        one = microseconds(64, 64)
+        assert microseconds(100 * 64, 64) == one  # all at once
+        assert microseconds(101 * 64, 64) == 2 * one
+        assert microseconds(64, 65) - one == pytest.approx(microseconds(64, 128) - one)
+        assert microseconds(64, 640) - one == pytest.approx(9 * (microseconds(64, 128) - one))
+        assert microseconds(64, 128, parts=2) > one  # and a launch that adds the parts
+        assert microseconds(64, 64, stages=1) > one  # nothing on its way meanwhile
 
     def test_products(self):
         assert [products(1, 1), products(1, 3), products(2, 2), products(3, 3)] == [1, 3, 3, 6]
