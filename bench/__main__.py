@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.program import Parser, require_gpu, start
 
-PROGRAMS = ("gemm", "tiles", "step")
+PROGRAMS = ("gemm", "tiles", "kernels", "step")
 """The files of this folder that measure, in the order they run in."""
 
 

@@ -68,6 +68,11 @@ class Terms:
         """All terms as one matrix, (count * rows, ld)."""
         return self.array.rows(0, self.count * self.distance).reshape(self.count * self.rows, self.ld)
 
+    @property
+    def numbers(self) -> DeviceArray:
+        """The same without what pads the rows, (count * rows, columns)."""
+        return replace(self.array, shape=(self.count * self.rows, self.columns), ld=self.ld)
+
     def some_columns(self, start: int, stop: int) -> Terms:
         """A view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
         if not 0 <= start <= stop <= self.columns or start % COLUMN_STEP:

@@ -38,7 +38,9 @@ def test_runs_what_is_named(ran):
 
 
 def test_unknown_name(ran):
-    with pytest.raises(UserError, match="no comparison is called speed: there are gemm, tiles, step"):
+    with pytest.raises(
+        UserError, match="no comparison is called speed: there are gemm, tiles, kernels, step"
+    ):
         bench.main(["speed"])
     assert ran == []
 
