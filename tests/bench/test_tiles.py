@@ -22,7 +22,6 @@ SMALL = [
 def short(monkeypatch):
     """No time is of interest here, and some cuts are enough."""
     monkeypatch.setattr(timing, "SPAN", 0.0)
-    monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(tiles, "candidates", lambda *case: candidates(*case)[::5])
 
 

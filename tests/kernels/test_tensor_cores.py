@@ -239,7 +239,9 @@ def test_parts_of_k_are_added(device, rng, cores):
     results = [device.poisoned((130, 70), "f4") for _ in range(2)]
     A, B = terms_of(device, a, 3, cores), terms_of(device, b, 3, cores)
     for D in results:
-        device.run(*cores.multiply(D, A, B, transpose_b=True, alpha=0.5, tiling=tiling))
+        launches = cores.multiply(D, A, B, transpose_b=True, alpha=0.5, tiling=tiling)
+        assert [launch.kernels for launch in launches] == [("gemm_128x64",), ("sum_parts",)]
+        device.run(*launches)
     expected = 0.5 * a.astype("f8") @ b.T.astype("f8")
     np.testing.assert_allclose(results[0].to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     assert results[0].to_host().tobytes() == results[1].to_host().tobytes()
