@@ -1,4 +1,4 @@
-"""All comparisons, one after another: python3 -m bench [gemm] [step]"""
+"""All comparisons, one after another: python3 -m bench [NAME ..]"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.program import Parser, require_gpu, start
 
-PROGRAMS = ("gemm", "step")
+PROGRAMS = ("gemm", "tiles", "kernels", "step")
 """The files of this folder that measure, in the order they run in."""
 
 

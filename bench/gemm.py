@@ -114,13 +114,16 @@ class Operands:
 
     def fill(self, kind: str, rng: np.random.Generator) -> None:
         """Draw A and B anew, and multiply them in float64."""
-        sides = []
-        for array, transposed in ((self.A, self.product.transpose_a), (self.B, self.product.transpose_b)):
-            draw = rng.standard_normal if kind == "normal" else rng.random
-            host = draw(array.shape, np.float32)
-            array.set(host)
-            sides.append((host.T if transposed else host).astype(np.float64))
-        self._exact = sides[0] @ sides[1]
+        draw = rng.standard_normal if kind == "normal" else rng.random
+        self.set(*(draw(array.shape, np.float32) for array in (self.A, self.B)))
+
+    def set(self, A: np.ndarray, B: np.ndarray) -> None:
+        """Take these as A and B, and multiply them in float64."""
+        self.A.set(A)
+        self.B.set(B)
+        left, right = (host.astype(np.float64) for host in (A, B))
+        product = self.product
+        self._exact = (left.T if product.transpose_a else left) @ (right.T if product.transpose_b else right)
 
     def error(self, work: Work) -> float:
         """The relative error of what the work writes to D, which is NaN before."""

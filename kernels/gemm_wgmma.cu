@@ -121,7 +121,10 @@ template <int GROUPS, int BN>
 struct Block {
     static const int BM = 64 * GROUPS;
     static const int STAGE = (TERMS_A * BM + TERMS_B * BN) * DEPTH;  // elements
-    static const bool A_IN_REGISTERS = sizeof(number) == 2 && !TRANSPOSE_A && BN == 64 && (TERMS_A == 1 || GROUPS == 1);
+    // Where d is narrow, tensor cores wait for what they read of shared memory; so all that multiplies the same
+    // lines of A takes them from registers, if there are as many.
+    static const bool A_IN_REGISTERS =
+        sizeof(number) == 2 && !TRANSPOSE_A && BN == 64 && (TERMS_A == 1 || GROUPS == 1);
 
     number *ring;
     Barrier *full, *empty;
@@ -233,58 +236,89 @@ struct Block {
 };
 
 struct Result {
+    int M, N;
     real alpha, beta;
     const real *C, *bias;
     real *D;
     int ldc, ldd;
 
+    __device__ bool has(int m, int n) const { return m < M && n < N; }
+
     __device__ real of(int m, int n, real sum) const
     {
+        const bool inside = has(m, n);
         real result = alpha * sum;
-        if (beta != 0)
-            result += beta * C[(offset)m * ldc + n];
-        if (bias)
-            result += bias[n];
+        result += beta != 0 && inside ? beta * C[(offset)m * ldc + n] : 0;
+        result += bias && inside ? bias[n] : 0;
         return ACTIVATE(result);
+    }
+
+    // Two neighbours of a row; `wide` if both are in D, and aligned to 8 bytes.
+    __device__ void store(int m, int n, real first, real second, bool wide) const
+    {
+        const float2 pair = {of(m, n, first), of(m, n + 1, second)};
+        real *place = D + ((offset)m * ldd + n);
+        if (wide) {
+            *(float2 *)place = pair;
+        } else {
+            if (has(m, n))
+                place[0] = pair.x;
+            if (has(m, n + 1))
+                place[1] = pair.y;
+        }
     }
 };
 
-// Stores what a thread has of a tile, pairs of neighbours in a row: of one that lies in D as a WHOLE, and is
-// aligned, 8 bytes at a time. RAW are sums of a part of K.
-template <int BN, bool WHOLE, bool RAW>
-__device__ inline void store_pairs(int first_m, int first_n, int M, int N, const real (&sums)[BN / 2], real *D, int ld,
-                             const Result &result)
-{
-#pragma unroll
-    for (int i = 0; i < BN / 2; i += 2) {
-        const int m = first_m + product_row(i), n = first_n + product_column(i);
-        real *place = D + ((offset)m * ld + n);
-        if (WHOLE) {
-            *(float2 *)place = {RAW ? sums[i] : result.of(m, n, sums[i]),
-                                RAW ? sums[i + 1] : result.of(m, n + 1, sums[i + 1])};
-        } else {
-            if (m < M && n < N)
-                place[0] = RAW ? sums[i] : result.of(m, n, sums[i]);
-            if (m < M && n + 1 < N)
-                place[1] = RAW ? sums[i + 1] : result.of(m, n + 1, sums[i + 1]);
-        }
-    }
-}
+// Where K is in parts: what their blocks leave for the one of the last part.
+struct Parts {
+    float4 *sums;  // a tile for each block but the last ones, four numbers of each thread at a time
+    int *done;     // how many parts a warp of a tile can find there; 0 before and after a launch
+};
 
-template <int BM, int BN, bool RAW>
-__device__ inline void store(int first_m, int first_n, int M, int N, const real (&sums)[BN / 2], real *D, int ld,
-                             const Result &result)
+// Each warp adds up its own part of the tile: false in all blocks but that of the last part, which waits for
+// the others (they were started before it) and adds in the order of the parts.
+template <int GROUPS, int BN>
+__device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
 {
-    const bool whole = first_m + BM <= M && first_n + BN <= N && ld % 2 == 0 && (size_t)D % sizeof(float2) == 0;
-    if (whole)
-        store_pairs<BN, true, RAW>(first_m, first_n, M, N, sums, D, ld, result);
-    else
-        store_pairs<BN, false, RAW>(first_m, first_n, M, N, sums, D, ld, result);
+    const int THREADS = 128 * GROUPS, last = gridDim.z - 1;
+    const int tile = blockIdx.y * gridDim.x + blockIdx.x, tiles = gridDim.y * gridDim.x;
+    const auto place = [&](int part, int i) {
+        return parts.sums + ((offset)(part * tiles + tile) * (BN / 8) + i / 4) * THREADS + threadIdx.x;
+    };
+    int *done = parts.done + (tile * THREADS + threadIdx.x) / WARP;
+    if (blockIdx.z < last) {
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 4)
+            *place(blockIdx.z, i) = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+        __threadfence();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0)
+            atomicAdd(done, 1);
+        return false;
+    }
+    if (threadIdx.x % WARP == 0) {
+        while (atomicAdd(done, 0) < last) {
+        }
+        atomicExch(done, 0);
+    }
+    __syncwarp();
+    __threadfence();
+    real before[BN / 2] = {};
+    for (int part = 0; part < last; part++)
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 4) {
+            const float4 p = *place(part, i);
+            before[i] += p.x, before[i + 1] += p.y, before[i + 2] += p.z, before[i + 3] += p.w;
+        }
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++)
+        sums[i] = before[i] + sums[i];
+    return true;
 }
 
 template <int GROUPS, int BN>
-__device__ inline void gemm(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages,
-                            real *partials, const Result &result)
+__device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int stages,
+                            const Parts &parts, const Result &result)
 {
     extern __shared__ __align__(1024) number ring[];
     __shared__ Barrier full[MOST_STAGES];
@@ -323,81 +357,68 @@ __device__ inline void gemm(int M, int N, int K, const TensorMap *A, const Tenso
     else
         block.multiply_and_add_tiles(sums, count);
 
-    if (partials) {
-        real *part = partials + (offset)blockIdx.z * M * N;
-        store<block.BM, BN, true>(first_m, first_n, M, N, sums, part, N, result);
-    } else {
-        store<block.BM, BN, false>(first_m, first_n, M, N, sums, result.D, result.ldd, result);
-    }
+    if (gridDim.z > 1 && !add_parts<GROUPS, BN>(parts, sums))
+        return;
+    const bool wide = result.has(first_m + block.BM - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
+                      (size_t)result.D % sizeof(float2) == 0;
+#pragma unroll
+    for (int i = 0; i < BN / 2; i += 2)
+        result.store(first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
 }
 
-// With `partials` (gridDim.z x M x N) what is stored are the sums of each part of K, for sum_parts.
-
 extern "C" __global__ void __launch_bounds__(256)
-gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-           real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+           int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    gemm<1, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    gemm<1, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-            real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    gemm<2, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    gemm<2, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-            real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    gemm<3, 64>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    gemm<3, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-            real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    gemm<1, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    gemm<1, 128>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+             int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    gemm<2, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    gemm<2, 128>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 // For single terms alone: several would need a second set of 128 sums a thread.
-extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
-             real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+template <bool SINGLE>
+__device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
+                                 const Parts &parts, const Result &result)
 {
-    wait_for_kernel_before();
-    gemm<2, TERMS == 11 ? 256 : 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
+    if constexpr (SINGLE)
+        gemm<2, 256>(K, A, B, stages, parts, result);
 }
 
-// D from the sums of `parts` parts of K, added in their order.
-//
-// Block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the columns, any
-// number of each.
-extern "C" __global__ void sum_parts(int M, int N, int parts, const real *partials, real alpha, real beta,
-                                     const real *C, int ldc, const real *bias, real *D, int ldd)
+extern "C" __global__ void __launch_bounds__(384, 1)
+gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
+             int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     wait_for_kernel_before();
-    const Result result = {alpha, beta, C, bias, D, ldc, ldd};
-    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
-    for (int m = blockIdx.x * blockDim.y + threadIdx.y; m < M; m += row_step)
-        for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < N; n += column_step) {
-            real sum = 0;
-#pragma unroll 4
-            for (int part = 0; part < parts; part++)
-                sum += partials[((offset)part * M + m) * N + n];
-            D[(offset)m * ldd + n] = result.of(m, n, sum);
-        }
+    gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }

@@ -28,7 +28,7 @@ from nn.operations import (
     Product,
     SumGradients,
 )
-from nn.tensor_cores import COLUMN_STEP, Terms, TermsPool
+from nn.tensor_cores import COLUMN_STEP, Terms, TermsPool, products
 from pyrt.kernels import Launch, in_order
 from pyrt.memory import DeviceArray
 
@@ -142,11 +142,14 @@ class _Rewrite:
 
     def _append(self, operation: Operation) -> None:
         """What it writes is no longer there as terms."""
-        written = operation.writes
+        self._forget(operation.writes)
+        self.items.append(operation)
+
+    def _forget(self, written: Sequence[DeviceArray]) -> None:
+        """Terms of matrices that are written over."""
         self._splits = [
             split for split in self._splits if not any(_overlap(split.array, array) for array in written)
         ]
-        self.items.append(operation)
 
     def _all_products(self, X: DeviceArray, later: Sequence[Item]) -> bool:
         """Whether all that read X are products for tensor cores."""
@@ -162,7 +165,9 @@ class _Rewrite:
 
     def _pixels(self, operation: Operation, what: Pixels) -> None:
         terms = self._take_terms(1, *what.X.shape)
-        self._append(replace(operation, on_device=lambda kernels: what.into(kernels, terms)))
+        self._forget(operation.writes)
+        writes = tuple(terms.numbers if array is what.X else array for array in operation.writes)
+        self._append(replace(operation, writes=writes, on_device=lambda kernels: what.into(kernels, terms)))
         self._splits.append(_Split(what.X, terms, 1 / what.scale))
 
     def _fits(self, end: NarrowEnd) -> bool:
@@ -181,7 +186,7 @@ class _Rewrite:
             f"{parts[0].name} to {parts[-1].name}",
             parts,
             reads,
-            (dZ if terms is None else terms.array, *sums),
+            (dZ if terms is None else terms.numbers, *sums),
             lambda kernels: _launch_narrow_end(kernels, end, terms),
         )
         self._append(operation)
@@ -191,6 +196,11 @@ class _Rewrite:
 
     def _product(self, operation: Operation, what: Product, later: Sequence[Item]) -> int:
         A, B = self._as_terms(operation.part, what.A, what.B)
+        operation = replace(
+            operation,
+            reads=(A.terms.numbers, B.terms.numbers),
+            tensor_flops=products(A.terms.count, B.terms.count) * operation.flops,
+        )
         after = later[0] if later else None
         epilogue = after.what if isinstance(after, Operation) else None
         if isinstance(epilogue, BiasActivation) and _same(epilogue.Z, what.D):
@@ -239,7 +249,7 @@ def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
         "split operands",
         part,
         reads=tuple(split.array for split in splits),
-        writes=tuple(split.terms.array for split in splits),
+        writes=tuple(split.terms.numbers for split in splits),
         flops=sum(split.array.size * split.terms.count for split in splits),
         on_device=lambda kernels: kernels.tensor_cores.split(
             *((split.array, split.terms) for split in splits)
@@ -266,8 +276,16 @@ def _one(
 
         return compute
 
-    flops = sum(part.flops for part in parts)
-    return Operation(name, parts[0].part, reads, writes, flops, on_device, in_numpy)
+    return Operation(
+        name,
+        parts[0].part,
+        reads,
+        writes,
+        sum(part.flops for part in parts),
+        on_device,
+        in_numpy,
+        tensor_flops=sum(part.tensor_flops for part in parts),
+    )
 
 
 def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) -> Launch:
@@ -296,7 +314,7 @@ def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) ->
 def _multiply(
     kernels: Kernels, what: Product, A: _Split, B: _Split, bias: DeviceArray | None, activation: str
 ) -> Launch:
-    launches = kernels.tensor_cores.multiply(
+    return kernels.tensor_cores.multiply(
         what.D,
         A.terms,
         B.terms,
@@ -306,7 +324,6 @@ def _multiply(
         bias=bias,
         activation=activation,
     )
-    return in_order(launches)
 
 
 def _sizes(what: Product) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from nn.narrow_head import NARROW_CLASSES, NarrowHead, narrow_head_constants, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
-from nn.tensor_cores import TERMS, TensorCores, Terms, tensor_product
+from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32, tensor_product
 from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
@@ -190,12 +190,7 @@ class Kernels:
         if C is None:
             C = D
         if self.prefers_tensor_cores(M, N, K):
-            terms_a, terms_b = (Terms.empty(self.library.driver, self.terms, *X.shape) for X in (A, B))
-            split = self.tensor_cores.split((A, terms_a), (B, terms_b))
-            multiply = self.tensor_cores.multiply(
-                D, terms_a, terms_b, transpose_a, transpose_b, alpha, beta, C
-            )
-            return in_order([split, *multiply])
+            return self._on_tensor_cores(D, A, B, transpose_a, transpose_b, alpha, beta, C)
         version = THIN_GEMM if self.uses_tensor_cores else self.gemm_version
         kernel = self.library.kernel(
             "gemm",
@@ -206,6 +201,28 @@ class Kernels:
         )
         grid, block = gemm_shape(version, M, N)
         return kernel.bind(grid, block, M, N, K, alpha, A, A.ld, B, B.ld, beta, C, C.ld, D, D.ld)
+
+    def _on_tensor_cores(
+        self,
+        D: DeviceArray,
+        A: DeviceArray,
+        B: DeviceArray,
+        transpose_a: bool,
+        transpose_b: bool,
+        alpha: float,
+        beta: float,
+        C: DeviceArray,
+    ) -> Launch:
+        """``gemm`` of operands that are split first, or need not be: TF32 reads rows along k as they are."""
+        cores, driver = self.tensor_cores, self.library.driver
+        if self.terms == TERMS["tf32"] and not transpose_a and transpose_b and all(map(reads_tf32, (A, B))):
+            terms = Terms.tf32(A), Terms.tf32(B)
+            return cores.multiply(D, *terms, transpose_a, transpose_b, alpha, beta, C)
+        terms_a, terms_b = (Terms.empty(driver, self.terms, *X.shape) for X in (A, B))
+        split = cores.split((A, terms_a), (B, terms_b))
+        return in_order(
+            [split, cores.multiply(D, terms_a, terms_b, transpose_a, transpose_b, alpha, beta, C)]
+        )
 
     def bias_activation(self, Z: DeviceArray, b: DeviceArray, A: DeviceArray, activation: str) -> Launch:
         """A = f(Z + b); Z and A (rows, columns), b (columns,). A may be Z."""

@@ -101,6 +101,8 @@ class Operation:
     in_numpy: Callable[[], Compute]
     what: What | None = None
     """What rewrites of the list (nn/fuse.py) must know of it."""
+    tensor_flops: int = 0
+    """Those of bf16 in which tensor cores do a product, whose own are among ``flops``."""
 
     @property
     def bytes(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nn.network import LARGEST
-from nn.shapes import MAX_GRID_Y, plane_shape
+from nn.shapes import MAX_GRID_Y
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import Argument, Constants, Kernel, KernelLibrary, Launch, blocks
@@ -79,6 +79,11 @@ class Terms:
         """All terms as one matrix, (count * rows, ld)."""
         return self.array.rows(0, self.count * self.distance).reshape(self.count * self.rows, self.ld)
 
+    @property
+    def numbers(self) -> DeviceArray:
+        """The same without what pads the rows, (count * rows, columns)."""
+        return replace(self.array, shape=(self.count * self.rows, self.columns), ld=self.ld)
+
     def some_columns(self, start: int, stop: int) -> Terms:
         """A view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
         if not 0 <= start <= stop <= self.columns or start % COLUMN_STEP:
@@ -103,6 +108,11 @@ class Terms:
             box = (_DEPTH // 2, lines, 1, self.count)
         packed = self.array.driver.tensor_map(self.array.pointer, sizes, strides, box)
         return DeviceArray.from_host(self.array.driver, np.frombuffer(packed, np.uint8))
+
+
+def reads_tf32(X: DeviceArray) -> bool:
+    """Whether tensor cores can read a float32 matrix as it is: rows begin at multiples of 16 bytes."""
+    return X.pointer % 16 == 0 and X.ld % 4 == 0 and X.size > 0
 
 
 class TermsPool:
@@ -156,6 +166,7 @@ _PARTS = (1, 2, 3, 4, 6, 8)
 
 # Measured on an H100, in microseconds: a launch with the first tile on its way and the last
 # one written, one product of terms of a 64 x 64 x 64 tile, and the launch that adds the parts of K.
+# `make bench ARGS=tiles` times every candidate beside what these predict of it.
 _LAUNCH = 3.8
 _PRODUCT = 0.085
 _SUM_PARTS = 3.5
@@ -168,35 +179,45 @@ def products(terms_a: int, terms_b: int) -> int:
     return sum(i + j < most for i, j in itertools.product(range(terms_a), range(terms_b)))
 
 
-def choose_tiling(
-    M: int,
-    N: int,
-    K: int,
-    terms_a: int,
-    terms_b: int,
-    multiprocessors: int,
-    shared_memory: int,
-    number: str = "bfloat16",
-) -> Tiling:
-    """The cut that should take least time with so many multiprocessors, bytes of shared memory a block."""
-    depth = blocks(K * (4 if number == "tf32" else 2), _DEPTH)
-    tiles_of_d = (*_TILES, _WIDE_TILE) if (terms_a, terms_b) == (1, 1) else _TILES
+def candidates(K: int, terms_a: int, terms_b: int, shared_memory: int) -> list[Tiling]:
+    """The cuts of such a product that are worth a thought, in so many bytes of shared memory a block.
+
+    K counts numbers of two bytes: one of TF32 is two of them.
+    """
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(terms_a, terms_b)
         return Tiling(*tile, parts, max(1, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage)))
 
-    def microseconds(tiling: Tiling) -> float:
-        count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
-        # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
-        waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
-        size = tiling.rows * tiling.columns / (64 * 64) * products(terms_a, terms_b)
-        tiles = -(-depth // tiling.parts)
-        time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
-        return time + (_SUM_PARTS if tiling.parts > 1 else 0)
+    tiles = (*_TILES, _WIDE_TILE) if terms_a == terms_b == 1 else _TILES
+    return [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
 
-    candidates = [cut(tile, parts) for tile in tiles_of_d for parts in _PARTS if parts <= depth]
-    return min(candidates, key=microseconds)
+
+def predicted(
+    tiling: Tiling, M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int
+) -> float:
+    """Microseconds that a product cut like this should take on so many multiprocessors."""
+    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
+    waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
+    size = tiling.rows * tiling.columns / (64 * 64) * products(terms_a, terms_b)
+    tiles = -(-_tiles_deep(K) // tiling.parts)
+    time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
+    return time + (_SUM_PARTS if tiling.parts > 1 else 0)
+
+
+def choose_tiling(
+    M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int, shared_memory: int
+) -> Tiling:
+    """The candidate that should take least time. `make bench ARGS=tiles` says whether it does."""
+    return min(
+        candidates(K, terms_a, terms_b, shared_memory),
+        key=lambda tiling: predicted(tiling, M, N, K, terms_a, terms_b, multiprocessors),
+    )
+
+
+def _tiles_deep(K: int) -> int:
+    return blocks(2 * K, _DEPTH)
 
 
 class TensorCores:
@@ -231,36 +252,48 @@ class TensorCores:
         bias: DeviceArray | None = None,
         activation: str = "identity",
         tiling: Tiling | None = None,
-    ) -> list[Launch]:
-        """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,)."""
+    ) -> Launch:
+        """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,).
+
+        ``tiling`` is one of the `candidates`; None: that of `choose_tiling`.
+        """
         M, K = (A.columns, A.rows) if transpose_a else (A.rows, A.columns)
         N, depth = (B.rows, B.columns) if transpose_b else (B.columns, B.rows)
         if depth != K or D.shape != (M, N):
             raise ValueError(f"multiply: D {D.shape} is not ({M}, {N}), or K differs: {K} and {depth}")
         tiling = tiling or choose_tiling(
-            M, N, K, A.count, B.count, self._driver.multiprocessors, self._driver.shared_memory, A.number
+            M,
+            N,
+            K * A.array.dtype.itemsize // 2,
+            A.count,
+            B.count,
+            self._driver.multiprocessors,
+            self._driver.shared_memory,
         )
-        C = C or D
-        result = (alpha, beta, C, C.ld, bias, D, D.ld)
         constants = (transpose_a, transpose_b, A.count, B.count, A.number, activation)
-        partials = None
-        if tiling.parts > 1:
-            partials = DeviceArray.empty(self._driver, (tiling.parts * M * N,), np.float32)
-        product = self._kernel(tiling.kernel, *constants).bind(
-            (blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts),
+        grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+        return self._kernel(tiling.kernel, *constants).bind(
+            grid,
             (tiling.threads,),
             *(M, N, K),
             A.tensor_map(transpose_a, tiling.rows),
             B.tensor_map(not transpose_b, tiling.columns),
             tiling.stages,
-            partials,
-            *result,
+            *self._parts(tiling, grid[0] * grid[1]),
+            *(alpha, beta, C or D, (C or D).ld, bias, D, D.ld),
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
         )
-        if partials is None:
-            return [product]
-        add = self._kernel("sum_parts", *constants)
-        return [product, add.bind(*plane_shape(M, N), M, N, tiling.parts, partials, *result)]
+
+    def _parts(self, tiling: Tiling, tiles: int) -> tuple[DeviceArray | None, DeviceArray | None]:
+        """Where blocks of parts of K meet: sums of all parts but the last, and a counter for each warp."""
+        if tiling.parts == 1:
+            return None, None
+        sums = (tiling.parts - 1) * tiles * tiling.rows * tiling.columns
+        warps = tiles * tiling.rows // 16
+        return (
+            DeviceArray.empty(self._driver, (sums * 4,), np.uint8),
+            DeviceArray.from_host(self._driver, np.zeros(warps, np.int32)),
+        )
 
     def _kernel(
         self,

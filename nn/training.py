@@ -18,6 +18,7 @@ from nn.fuse import fuse
 from nn.losses import LossLog
 from nn.machine import Machine
 from nn.model import Model
+from nn.operations import Item, Operation
 from nn.options import Options
 from nn.plan import gradient_layout, panels, share
 from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
@@ -71,6 +72,7 @@ class Training:
         driver, streams, phases = machine.driver, machine.streams, machine.phases
         self._gradients = Arena(driver, gradient_layout(model.network, options.dtype))
         self._panels = panels(model.network, self._gradients.layout)
+        self._update = self._make_update()
         self._exchange = self._make_exchange()
         self._iteration = phases.phase("batch iteration", streams.compute)
         self.printed: list[tuple[int, float]] = []
@@ -120,9 +122,9 @@ class Training:
     def _helper(self) -> Helper:
         return Worker() if self._machine.driver.has_kernels else Deferred()
 
-    def _make_exchange(self) -> Exchange:
+    def _make_update(self) -> SgdUpdate:
         options, model, machine = self._options, self._model, self._machine
-        update = SgdUpdate(
+        return SgdUpdate(
             model.network,
             model.parameters,
             self._gradients,
@@ -133,6 +135,9 @@ class Training:
             machine.kernels,
             model.terms,
         )
+
+    def _make_exchange(self) -> Exchange:
+        options, machine = self._options, self._machine
         setting = exchange.Setting(
             machine.driver,
             machine.streams,
@@ -140,7 +145,7 @@ class Training:
             machine.phases,
             self._gradients.flat,
             [panel.bucket for panel in self._panels],
-            update,
+            self._update,
         )
         return exchange.create(options.exchange, setting)
 
@@ -164,10 +169,17 @@ class Training:
 
     def _make_step(self, slot: int, batch: int, exchange: Exchange) -> TrainingStep | EmptyStep:
         """This rank's part of such a step."""
-        model, machine = self._model, self._machine
+        machine = self._machine
         start, stop = share(batch, machine.job.size, machine.job.rank)
         if start == stop:
             return EmptyStep(self._gradients, len(self._panels), machine.streams, machine.phases, exchange)
+        items = self._items(slot, batch)
+        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
+
+    def _items(self, slot: int, batch: int) -> list[Item]:
+        """From its images to this rank's gradients."""
+        model, machine = self._model, self._machine
+        start, stop = share(batch, machine.job.size, machine.job.rank)
         items = training_items(
             model.network,
             model.parameters,
@@ -180,8 +192,16 @@ class Training:
             self._options.pixel_scale,
         )
         # Under --profile each operation is seen by itself.
-        items = items if self._options.profile else fuse(items, machine.kernels, model.pool, model.known)
-        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
+        return items if self._options.profile else fuse(items, machine.kernels, model.pool, model.known)
+
+    def operations(self) -> list[Operation]:
+        """What this rank's part of a whole batch's step is made of, in order; its update in one."""
+        batch = self._schedule.batch
+        return [
+            *(item for item in self._items(0, batch) if isinstance(item, Operation)),
+            self._update.operation(*(panel.bucket for panel in self._panels)),
+            self._log.next_batch(batch),
+        ]
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
         """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""

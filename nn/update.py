@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from nn.launches import Kernels, Stretch
 from nn.network import Network
+from nn.operations import STEP, Compute, Operation
 from nn.tensor_cores import Terms
 from pyrt.exchange import Bucket, QueueWork
-from pyrt.memory import Arena
+from pyrt.kernels import Launch
+from pyrt.memory import Arena, DeviceArray
 
 
 class SgdUpdate:
@@ -45,14 +48,39 @@ class SgdUpdate:
 
         What lies behind the last parameter (the loss) is left alone.
         """
+        operation = self.operation(*buckets)
+        if self._kernels is not None:
+            return operation.on_device(self._kernels)
+        compute = operation.in_numpy()
+        return lambda stream: compute()
+
+    def operation(self, *buckets: Bucket) -> Operation:
+        """The same as an operation of a step."""
         stretches = [self._stretch(*bucket) for bucket in buckets]
-        if self._kernels is None:
-            return self._in_numpy(stretches)
-        velocity = self._velocity.flat if self._velocity is not None else None
-        return self._kernels.sgd(
+        flat = [arena.flat for arena in (self._parameters, self._velocity) if arena is not None]
+        changed = [array.rows(s.start, s.start + s.size) for array in flat for s in stretches]
+        gradients = [self._gradients.flat.rows(s.start, s.start + s.size) for s in stretches]
+        return Operation(
+            "step",
+            STEP,
+            reads=(*gradients, *changed),
+            writes=(*changed, *(array for s in stretches for array in _terms(s))),
+            flops=sum(self._flops(stretch) for stretch in stretches),
+            on_device=partial(self._launch, stretches=stretches),
+            in_numpy=lambda: self._in_numpy(stretches),
+        )
+
+    def _flops(self, stretch: Stretch) -> int:
+        """p -= rate v, and what makes v; a weight's terms cost one each."""
+        terms = stretch.terms.count if stretch.terms is not None else 0
+        momentum = 2 if self._velocity is not None else 0
+        return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
+
+    def _launch(self, kernels: Kernels, stretches: Sequence[Stretch]) -> Launch:
+        return kernels.sgd(
             self._parameters.flat,
             self._gradients.flat,
-            velocity,
+            self._velocity.flat if self._velocity is not None else None,
             stretches,
             self._rate,
             self._momentum,
@@ -66,10 +94,10 @@ class SgdUpdate:
         decayed = max(0, min(stop, end) - start)
         return Stretch(start, stop - start, decayed, start - first, self._terms.get(layer))
 
-    def _in_numpy(self, stretches: Sequence[Stretch]) -> Callable[[object], None]:
+    def _in_numpy(self, stretches: Sequence[Stretch]) -> Compute:
         calls = [self._one_in_numpy(stretch) for stretch in stretches]
 
-        def update(stream: object) -> None:
+        def update() -> None:
             for call in calls:
                 call()
 
@@ -94,3 +122,15 @@ class SgdUpdate:
             np.subtract(p, scratch, out=p)
 
         return update
+
+
+def _terms(stretch: Stretch) -> list[DeviceArray]:
+    """Those of its weights, which are whole rows: a matrix for each term."""
+    terms = stretch.terms
+    if terms is None:
+        return []
+    start, stop = (place // terms.columns for place in (stretch.first, stretch.first + stretch.decayed))
+    return [
+        terms.numbers.rows(first + start, first + stop)
+        for first in range(0, terms.count * terms.rows, terms.rows)
+    ]

@@ -167,9 +167,12 @@ def blocks(size: int, tile: int) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its launch shape and arguments, ready to be queued on a stream any number of times."""
+    """A kernel with its launch shape and arguments, ready to be queued on a stream any number of times.
 
-    name: str
+    Or several of them (`in_order`); ``kernels`` are their names.
+    """
+
+    kernels: tuple[str, ...]
     call: Callable[[StreamHandle], None]
 
     def __call__(self, stream: StreamHandle) -> None:
@@ -177,7 +180,7 @@ class Launch:
 
 
 def in_order(launches: Sequence[Launch]) -> Launch:
-    """Several launches as one, under the name of the first."""
+    """Several launches as one."""
     if len(launches) == 1:
         return launches[0]
     calls = [launch.call for launch in launches]
@@ -186,7 +189,7 @@ def in_order(launches: Sequence[Launch]) -> Launch:
         for one in calls:
             one(stream)
 
-    return Launch(launches[0].name, call)
+    return Launch(tuple(name for launch in launches for name in launch.kernels), call)
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class Kernel:
         packed = struct.pack("".join(parameter.code for parameter in self.parameters), *values)
         shape = _three(grid), _three(block)
         launch = self.driver.launcher(self.function, *shape, packed, shared, self.overlaps)
-        return Launch(self.name, launch)
+        return Launch((self.name,), launch)
 
     def _value(self, parameter: Parameter, argument: Argument) -> int | float:
         where = f"{self.name}: argument {parameter.name}"

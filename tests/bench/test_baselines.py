@@ -1,6 +1,10 @@
 """bench/baselines: the work, its check, the lines; the steps where a framework is installed."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +15,8 @@ from bench.baselines.work import CHECKED, Line, Task
 from bench.program import WrongResult
 from nn import reference
 from pyrt.errors import UserError
+
+ROOT = Path(work.__file__).parents[2]
 
 LINE = Line("JAX", "0.11", "tf32", 4, "a GPU", 3000, "epoch scan", 151.2, 150.0, 160.5)
 
@@ -115,10 +121,24 @@ def test_torch_steps_on_the_cpu(task):
     work.check(mode, task, "float32")
 
 
-def test_jax_steps_on_the_cpu(task):
-    jax = pytest.importorskip("jax")
-    placed = jax_step.Placed(task, jax.devices("cpu")[:1])
-    for mode in (jax_step.JitStep(placed), jax_step.EpochScan(placed, task.batches)):
-        work.check(mode, task, "float32")
-        mode.queue(task.batches)
-        mode.wait()
+JAX_ON_THE_CPU = """
+import jax
+from bench.baselines import jax_step, work
+
+task = work.make_task(40, samples=40 * (work.CHECKED + 1))
+placed = jax_step.Placed(task, jax.devices()[:1])
+for mode in (jax_step.JitStep(placed), jax_step.EpochScan(placed, task.batches)):
+    work.check(mode, task, "float32")
+    mode.queue(task.batches)
+    mode.wait()
+"""
+
+
+def test_jax_steps_on_the_cpu():
+    """In a process of their own: whatever it is asked for, JAX starts on each platform that it may use, and
+    on a GPU that this process uses already that is a crash."""
+    pytest.importorskip("jax")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", JAX_ON_THE_CPU]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr

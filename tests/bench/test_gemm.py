@@ -55,7 +55,11 @@ def test_every_version_is_right_and_timed(library, product):
 def test_wrong_results_are_not_timed(clock, rng):
     product = SMALL[0]
     operands = Operands(clock, product)
-    launched = []
+    launched, uploaded = [], []
+
+    def upload(host, stream):
+        uploaded.append(host)  # it must live until the copy is done
+        operands.D.queue_upload(host, stream)
 
     def nothing(stream):
         launched.append(stream)
@@ -64,10 +68,10 @@ def test_wrong_results_are_not_timed(clock, rng):
         """The float32 product, one element 1% off."""
         host = operands._exact.astype(np.float32)
         host[3, 4] *= 1.01
-        operands.D.set(host)
+        upload(host, stream)
 
     def exact(stream):
-        operands.D.set(operands._exact.astype(np.float32))
+        upload(operands._exact.astype(np.float32), stream)
 
     works = {"nothing": nothing, "nearly": nearly, "exact": exact}
     contenders = {name: Contender(work, "float32") for name, work in works.items()}

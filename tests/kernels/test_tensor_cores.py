@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
-from nn.tensor_cores import TensorCores, Terms, TermsPool, Tiling, choose_tiling, products
+from nn.tensor_cores import (
+    TensorCores,
+    Terms,
+    TermsPool,
+    Tiling,
+    candidates,
+    choose_tiling,
+    predicted,
+    products,
+    reads_tf32,
+)
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, KernelLibrary
@@ -187,7 +197,7 @@ def test_accuracy_of_terms(device, rng, cores, terms_a, terms_b, tolerance):
     a, b = rng.standard_normal((70, 200)).astype("f4"), rng.standard_normal((66, 200)).astype("f4")
     D = device.poisoned((70, 66), "f4")
     A, B = terms_of(device, a, terms_a, cores), terms_of(device, b, terms_b, cores)
-    device.run(*cores.multiply(D, A, B, transpose_b=True))
+    device.run(cores.multiply(D, A, B, transpose_b=True))
     expected = a.astype("f8") @ b.T.astype("f8")
     error = np.abs(D.to_host() - expected).max() / np.abs(expected).max()
     # More accurate than it claims would mean that terms are multiplied that nobody asked for.
@@ -201,7 +211,7 @@ def test_pixels_have_one_term_and_the_epilogue_does_the_rest(device, rng, cores,
     D = device.poisoned((67, 70), "f4")
     X, W_terms = terms_of(device, pixels, 1, cores), terms_of(device, W, 3, cores)
     device.run(
-        *cores.multiply(
+        cores.multiply(
             D, X, W_terms, transpose_b=True, alpha=1 / 255, bias=device.array(bias), activation=activation
         )
     )
@@ -217,23 +227,71 @@ def test_some_columns(device, rng, cores):
     dZ_terms = terms_of(device, dZ, 3, cores).some_columns(8, 77)
     X_terms = terms_of(device, X, 3, cores)
     D = device.poisoned((69, 70), "f4")
-    device.run(*cores.multiply(D, dZ_terms, X_terms, transpose_a=True))
+    device.run(cores.multiply(D, dZ_terms, X_terms, transpose_a=True))
     expected = dZ[:, 8:77].astype("f8").T @ X.astype("f8")
     np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     with pytest.raises(IndexError):
         X_terms.some_columns(4, 8)
 
 
-def test_parts_of_k_are_added(device, rng, cores, monkeypatch):
-    monkeypatch.setattr("nn.tensor_cores.choose_tiling", lambda *sizes: Tiling(128, 64, 3, 2))
+TILINGS = [
+    Tiling(*tile, parts, 2) for tile in ((64, 64), (128, 64), (192, 64), (64, 128)) for parts in (1, 3)
+]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("tiling", [*TILINGS, Tiling(128, 128, 5, 1)], ids=lambda t: f"{t.kernel}/{t.parts}")
+@pytest.mark.parametrize("transposed_a, transposed_b", [(False, True), (True, False)])
+def test_every_cut(device, rng, cores, tiling, transposed_a, transposed_b):
+    """Ragged, more tiles along k than buffers, twice: parts of K meet again where they met before."""
     a, b = rng.standard_normal((130, 300)).astype("f4"), rng.standard_normal((70, 300)).astype("f4")
     results = [device.poisoned((130, 70), "f4") for _ in range(2)]
-    A, B = terms_of(device, a, 3, cores), terms_of(device, b, 3, cores)
-    for D in results:
-        device.run(*cores.multiply(D, A, B, transpose_b=True, alpha=0.5))
+    A = terms_of(device, a.T if transposed_a else a, 3, cores)
+    B = terms_of(device, b if transposed_b else b.T, 3, cores)
     expected = 0.5 * a.astype("f8") @ b.T.astype("f8")
-    np.testing.assert_allclose(results[0].to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    for D in results:
+        multiply = cores.multiply(D, A, B, transposed_a, transposed_b, alpha=0.5, tiling=tiling)
+        assert multiply.kernels == (tiling.kernel,)
+        device.run(multiply)
+        D.set(np.full(D.shape, np.nan, "f4"))
+        device.run(multiply)
+        np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     assert results[0].to_host().tobytes() == results[1].to_host().tobytes()
+
+
+def truncated(x: np.ndarray) -> np.ndarray:
+    """What tensor cores see of float32 numbers: their upper 19 bits."""
+    return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("tile", [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (128, 256)])
+def test_float32_rows_are_read_as_tf32(device, rng, cores, tile):
+    a, b = rng.standard_normal((130, 84)).astype("f4"), rng.standard_normal((266, 84)).astype("f4")
+    D, A, B = device.poisoned((130, 266), "f4"), device.array(a), device.array(b)
+    assert reads_tf32(A) and reads_tf32(B) and not reads_tf32(A.columns(1, 84))
+    device.run(cores.multiply(D, Terms.tf32(A), Terms.tf32(B), transpose_b=True, tiling=Tiling(*tile, 1, 2)))
+    expected = truncated(a).astype("f8") @ truncated(b).T.astype("f8")
+    # 84 products added in float32, on a GPU rounding toward zero
+    atol = 84 * 2**-23 * (np.abs(a) @ np.abs(b.T)).max()
+    np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=atol)
+
+
+def test_gemm_reads_tf32_where_it_can(library, device, rng):
+    if library.driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    kernels = Kernels(library, np.float32, "wgmma", "tf32")
+    a, b = rng.standard_normal((70, 68)).astype("f4"), rng.standard_normal((66, 68)).astype("f4")
+    D = device.poisoned((70, 66), "f4")
+    A, B = device.array(a), device.array(b)
+    for launch, names in (
+        (kernels.gemm(D, A, B, transpose_b=True), 1),
+        (kernels.gemm(D, device.array(a.T), B, True, True), 2),
+    ):
+        assert len(launch.kernels) == names
+        device.run(launch)
+        expected = a.astype("f8") @ b.T.astype("f8")
+        assert np.abs(D.to_host() - expected).max() < 2e-3 * np.abs(expected).max()
 
 
 class TestChoice:
@@ -258,6 +316,25 @@ class TestChoice:
     def test_reference_work(self, M, N, K, terms, expected):
         tiling = choose_tiling(M, N, K, *terms, **H100)
         assert (tiling.rows, tiling.columns, tiling.parts) == expected
+
+    def test_the_choice_is_the_candidate_that_should_take_least_time(self):
+        for K in (40, 64, 100, 784, 3000):
+            cuts = candidates(K, 1, 3, H100["shared_memory"])
+            assert len(set(cuts)) == len(cuts) and max(cut.parts for cut in cuts) == min(8, -(-K // 64))
+            times = {cut: predicted(cut, 750, 512, K, 1, 3, H100["multiprocessors"]) for cut in cuts}
+            assert times[choose_tiling(750, 512, K, 1, 3, **H100)] == min(times.values()) > 0
+
+    def test_time_is_by_waves_tiles_and_parts(self):
+        def microseconds(M, K, parts=1, stages=8):
+            return predicted(Tiling(64, 64, parts, stages), M, 64, K, 1, 1, 100)
+
+        one = microseconds(64, 64)
+        assert microseconds(100 * 64, 64) == one  # all at once
+        assert microseconds(101 * 64, 64) == 2 * one
+        assert microseconds(64, 65) - one == pytest.approx(microseconds(64, 128) - one)
+        assert microseconds(64, 640) - one == pytest.approx(9 * (microseconds(64, 128) - one))
+        assert microseconds(64, 128, parts=2) > one  # and a launch that adds the parts
+        assert microseconds(64, 64, stages=1) > one  # nothing on its way meanwhile
 
     def test_products(self):
         assert [products(1, 1), products(1, 3), products(2, 2), products(3, 3)] == [1, 3, 3, 6]

@@ -129,6 +129,31 @@ def test_every_matrix_is_split_once_and_pixels_never(driver, kernels, rng):
     assert splits == [[(70, 50)], [(45, 70), (40, 70)], [(45, 40)], [(45, 70)]]
 
 
+def test_costs_are_those_of_terms(driver, kernels, rng):
+    """Bytes are of the terms that move, without what pads them; flops of bf16 are those of their products."""
+    fused = {
+        item.name: item for item in fuse(Arrays(driver, rng).items(), kernels) if isinstance(item, Operation)
+    }
+    X, W1, A1, W2, A2 = 45 * 50, 70 * 50, 45 * 70, 40 * 70, 45 * 40
+    assert fused["scale pixels"].bytes == X * (1 + 2)
+    assert fused["split operands"].bytes == A1 * (4 + 3 * 2)  # the last one is of dZ1
+    assert fused["Z1"].bytes == X * 2 + W1 * 3 * 2 + 70 * 4 + A1 * 4
+    assert fused["Z1"].flops == 2 * 45 * 70 * 50 + 2 * A1  # as they were
+    assert fused["Z1"].tensor_flops == 3 * 2 * 45 * 70 * 50
+    assert fused["dA1"].bytes == (A2 + W2) * 3 * 2 + A1 * 4
+    assert fused["dA1"].tensor_flops == 6 * 2 * 45 * 70 * 40
+    assert fused["dZ1"].tensor_flops == 0
+
+
+def test_a_narrow_end_costs_what_its_parts_compute_and_what_is_kept(driver, kernels):
+    items = End(driver, np.random.default_rng(5)).items()
+    fused = fuse(items, kernels)[0]
+    assert fused.flops == sum(item.flops for item in items[:-1] if isinstance(item, Operation))
+    A, dZ_terms, W, dW = 45 * 70 * 4, 45 * 70 * 3 * 2, 10 * 70 * 4, 10 * 70 * 4
+    b, labels, sums = 10 * 4, 45 * 4, (10 + 70 + 1) * 4
+    assert fused.bytes == A + W + b + labels + dZ_terms + dW + sums
+
+
 def test_the_numbers_are_the_same(driver, kernels, library, stream, rng):
     results = []
     for how in (Kernels(library, np.float32, "tiled"), kernels):
@@ -203,6 +228,7 @@ def test_panels_read_columns_of_the_same_terms(driver, kernels, library, stream)
         results.append(arrays.dW2.to_host())
     assert names(fused) == ["split operands", "dA1", "split operands", "dW2", "dW2"]
     assert [array.shape for array in fused[2].reads] == [(45, 70)]  # A1 alone
+    assert [array.shape for array in fused[4].reads] == [(3 * 45, 24), (3 * 45, 70)]
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())
 
 

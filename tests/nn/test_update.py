@@ -6,6 +6,7 @@ import pytest
 from nn import plan
 from nn.network import Network
 from nn.plan import gradient_layout, panels
+from nn.tensor_cores import Terms
 from nn.update import SgdUpdate
 from pyrt.driver.cpu import CpuDriver
 from pyrt.memory import Arena, Layout
@@ -81,3 +82,25 @@ def test_padding_stays_zero():
         padding[slice(*parameters.layout.span(name))] = False
     assert padding.any()
     assert not parameters.flat.to_host()[padding].any()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum):
+    monkeypatch.setattr(plan, "PANEL_BYTES", 100)
+    driver = CpuDriver()
+    parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
+    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    velocity = Arena(driver, parameters.layout) if momentum else None
+    terms = {1: Terms.empty(driver, 3, 7, 13)}
+    update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, terms)
+    buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
+    whole = update.operation(*buckets)
+    size = sum(min(stop, parameters.layout.size) - start for start, stop in buckets)
+    weights = 7 * 13 + 5 * 7 + 3 * 5
+    arrays = 2 if momentum else 1
+    assert whole.bytes == 4 * size * (1 + 2 * arrays) + 3 * 7 * 13 * 2
+    assert whole.flops == 2 * arrays * size + 2 * weights + 3 * 7 * 13
+    assert whole.bytes == sum(update.operation(bucket).bytes for bucket in buckets)
+    assert whole.flops == sum(update.operation(bucket).flops for bucket in buckets)
+    written = [array.pointer for array in whole.writes if array.dtype == np.uint16]
+    assert written[0] == terms[1].array.pointer and len(written) % 3 == 0

@@ -231,7 +231,7 @@ class TestBind:
         self, kernel: Kernel, x: DeviceArray
     ) -> None:
         launch = kernel.bind((7,), (32, 4), 8, x, 0.5, shared=1024)
-        assert launch.name == "saxpy"
+        assert launch.kernels == ("saxpy",)
         assert kernel.driver.launches == []
         launch("a stream")
         launch("another stream")
@@ -407,9 +407,9 @@ def test_blocks_cover_and_no_grid_is_empty(size: int, tile: int, count: int) -> 
 
 def test_launches_in_order_are_one_launch() -> None:
     seen: list[tuple[str, object]] = []
-    launches = [Launch(name, lambda stream, name=name: seen.append((name, stream))) for name in "abc"]
+    launches = [Launch((name,), lambda stream, name=name: seen.append((name, stream))) for name in "abc"]
     together = in_order(launches)
     together("stream")
-    assert together.name == "a"
+    assert together.kernels == ("a", "b", "c")
     assert seen == [("a", "stream"), ("b", "stream"), ("c", "stream")]
     assert in_order(launches[:1]) is launches[0]

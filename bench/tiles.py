@@ -1,0 +1,224 @@
+"""What the choice of tiles rests on: every cut of a product for tensor cores, timed, beside the model's time.
+
+The operands are there as bf16 terms, as in a training step: three of a float32 matrix, one of pixels. Each
+cut's result is compared with a float64 product first; what is wrong is not timed, and ends in exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from tabulate import tabulate
+
+from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
+from bench.program import Parser, require_gpu, start
+from bench.timing import StreamClock, Times, alternate
+from nn.launches import TENSOR_ARCHITECTURES, THIN
+from nn.tensor_cores import (
+    TERMS,
+    TensorCores,
+    Terms,
+    Tiling,
+    candidates,
+    choose_tiling,
+    predicted,
+    tensor_product,
+)
+from pyrt.kernels import Constants, KernelLibrary, Launch
+
+WHOLE = TERMS["float32"]
+"""Terms of a float32 matrix, to its last bit."""
+
+PIXELS = {
+    "Z1 = X W1^T": (1, WHOLE),
+    "dW1 = dZ1^T X": (WHOLE, 1),
+    "Z1, one GPU": (1, WHOLE),
+    "dW1, one GPU": (WHOLE, 1),
+}
+"""Products of a step that read pixels, with the terms of A and B."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, and of how many terms its operands are."""
+
+    product: Product
+    terms_a: int = WHOLE
+    terms_b: int = WHOLE
+
+    def __str__(self) -> str:
+        return f"{self.product}, {self.terms_a} x {self.terms_b} terms"
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """M, N, K and the terms, as the choice of tiles takes them."""
+        return self.product.M, self.product.N, self.product.K, self.terms_a, self.terms_b
+
+    @property
+    def required(self) -> tuple[str, Constants]:
+        """The kernel file that it needs, and its constants."""
+        transposed = self.product.transpose_a, self.product.transpose_b
+        return tensor_product(*transposed, self.terms_a, self.terms_b, "identity")
+
+
+CASES = (
+    *(Case(product) for product in PRODUCTS if product.K > THIN),
+    *(Case(product, *PIXELS[product.name]) for product in PRODUCTS if product.name in PIXELS),
+)
+"""The products that tensor cores take, first of float32 matrices, then of those and pixels."""
+
+
+def name(tiling: Tiling) -> str:
+    """A cut in a table."""
+    return f"{tiling.rows} x {tiling.columns}, K in {tiling.parts}, {tiling.stages} stages"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A candidate: the microseconds that the model says, its error, its times unless it was wrong."""
+
+    tiling: Tiling
+    predicted: float
+    error: float
+    times: Times | None
+
+    def __str__(self) -> str:
+        return name(self.tiling)
+
+
+@dataclass(frozen=True)
+class Result:
+    """All cuts of a case, and which of them a training would take."""
+
+    cuts: Sequence[Cut]
+    chosen: Tiling
+
+    @property
+    def timed(self) -> list[tuple[Times, Cut]]:
+        """The right ones with their times, the fastest first."""
+        timed = [(cut.times, cut) for cut in self.cuts if cut.times is not None]
+        return sorted(timed, key=lambda pair: pair[0].median)
+
+    def words(self, cut: Cut) -> str:
+        """What is to be said of a cut."""
+        is_fastest = bool(self.timed) and cut is self.timed[0][1]
+        said = (("chosen", cut.tiling == self.chosen), ("fastest", is_fastest))
+        return ", ".join(word for word, is_so in said if is_so)
+
+
+def draw(shape: tuple[int, ...], terms: int, rng: np.random.Generator) -> np.ndarray:
+    """A normal float32 matrix, or one of pixels, which are one term to their last bit."""
+    if terms == 1:
+        return rng.integers(0, 256, shape).astype(np.float32)
+    return rng.standard_normal(shape, np.float32)
+
+
+def measure_case(case: Case, cores: TensorCores, clock: StreamClock, rng: np.random.Generator) -> Result:
+    """Check all cuts, then time in turns those that are right."""
+    driver, product = clock.driver, case.product
+    operands = Operands(clock, product)
+    sides = (operands.A, case.terms_a), (operands.B, case.terms_b)
+    operands.set(*(draw(array.shape, count, rng) for array, count in sides))
+    A, B = (Terms.empty(driver, count, *array.shape) for array, count in sides)
+    cores.split((operands.A, A), (operands.B, B))(clock.stream)
+
+    def bound(tiling: Tiling) -> Launch:
+        transposed = product.transpose_a, product.transpose_b
+        return cores.multiply(operands.D, A, B, *transposed, tiling=tiling)
+
+    tilings = candidates(product.K, case.terms_a, case.terms_b, driver.shared_memory)
+    works = {tiling: bound(tiling) for tiling in tilings}
+    errors = {tiling: operands.error(work) for tiling, work in works.items()}
+    right = [tiling for tiling in tilings if is_right(errors[tiling])]
+    times = alternate({name(tiling): clock.measure(works[tiling]) for tiling in right})
+    for terms in (A, B):
+        driver.free(terms.array.pointer)
+    operands.free()
+    cuts = [
+        Cut(
+            tiling,
+            predicted(tiling, *case.sizes, driver.multiprocessors),
+            errors[tiling],
+            times.get(name(tiling)),
+        )
+        for tiling in tilings
+    ]
+    return Result(cuts, choose_tiling(*case.sizes, driver.multiprocessors, driver.shared_memory))
+
+
+def is_right(error: float) -> bool:
+    """Whether a relative error is one of float32's; a NaN is not."""
+    return error <= TOLERANCES["float32"]
+
+
+def measure(cases: Sequence[Case], library: KernelLibrary) -> Iterator[tuple[Case, Result]]:
+    """The results of each case, as soon as they are there."""
+    clock = StreamClock(library.driver, library.driver.create_stream())
+    rng = np.random.default_rng(0)
+    for case in cases:
+        yield case, measure_case(case, TensorCores(library), clock, rng)
+
+
+def table(case: Case, result: Result) -> str:
+    """One case: a row for each cut, the fastest first, wrong ones last."""
+    rows = [
+        [cut, times.median, times.spread, cut.predicted, result.words(cut)] for times, cut in result.timed
+    ]
+    wrong = [
+        [cut, None, f"WRONG: {cut.error:.1e}", cut.predicted, result.words(cut)]
+        for cut in result.cuts
+        if cut.times is None
+    ]
+    headers = ["rows x columns of a block", "us", "min to max", "predicted us", ""]
+    body = tabulate([*rows, *wrong], headers=headers, floatfmt=("", ".1f", "", ".1f", ""), missingval="-")
+    return f"{case}\n{body}"
+
+
+def summary(results: Mapping[Case, Result]) -> str:
+    """A line for each case: the chosen cut against the fastest one."""
+    rows: list[list[object]] = []
+    for case, result in results.items():
+        if not result.timed:
+            rows.append([case, None, None, None, None])
+            continue
+        fastest, cut = result.timed[0]
+        chosen = next((times.median for times, cut in result.timed if cut.tiling == result.chosen), None)
+        rows.append([case, chosen, fastest.median, chosen and chosen / fastest.median, cut])
+    headers = ["tiles", "chosen us", "fastest us", "chosen / fastest", "fastest"]
+    return tabulate(rows, headers=headers, floatfmt=("", ".1f", ".1f", ".2f", ""), missingval="-")
+
+
+def main(arguments: Sequence[str]) -> int:
+    Parser("tiles.py", __doc__).parse_args(arguments)
+    require_gpu()
+    from pyrt.driver.cuda import CudaDriver
+
+    driver = CudaDriver(0)
+    if driver.architecture not in TENSOR_ARCHITECTURES:
+        print(f"tiles: left out: {driver.device_name} has no tensor cores of sm_90a")
+        return 0
+    print(f"Matrix products of bf16 terms on {driver.device_name}, {driver.multiprocessors} multiprocessors")
+    library = KernelLibrary(driver)
+    library.compile(case.required for case in CASES)
+    results = {}
+    for case, result in measure(CASES, library):
+        results[case] = result
+        print(f"\n{table(case, result)}", flush=True)
+    print(f"\n{summary(results)}", flush=True)
+    driver.close()
+    wrong = [
+        f"{cut} of {case}" for case, result in results.items() for cut in result.cuts if cut.times is None
+    ]
+    for what in wrong:
+        print(f"tiles.py: error: wrong result: {what}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    start("tiles.py", main)
