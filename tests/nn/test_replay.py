@@ -12,7 +12,7 @@ from nn.console import Console
 from nn.options import Options
 from nn.replay import MOST, Run, is_timed, runs
 from nn.run import run
-from nn.training import Diverged
+from nn.training import Diverged, Training
 from pyrt.errors import UserError
 from pyrt.job import join
 
@@ -124,6 +124,21 @@ def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
             for graph in (False, True):
                 got = ended(placement="stream", graph=graph, **case)[:3]
                 assert got == expected, (case, chunk_bytes, graph)
+
+
+def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
+    """Those of one are: four rows of 12 bytes a batch, four batches in a chunk."""
+    monkeypatch.setattr(streamed, "CHUNK_BYTES", 4 * 4 * 12)
+    queue, queued = Training._queue, []
+
+    def noted(training, run):
+        queued.append(range(run.first, run.first + run.steps))
+        queue(training, run)
+
+    monkeypatch.setattr(Training, "_queue", noted)
+    ended(placement="stream", batch=4, samples=80, epochs=3)
+    assert all(steps[0] // 4 == steps[-1] // 4 for steps in queued)
+    assert max(map(len, queued)) == 4 and sum(map(len, queued)) == 60
 
 
 @pytest.mark.parallel([2])
