@@ -77,7 +77,8 @@ class Feed:
         """
         self._driver = driver
         self._streams = streams
-        self._from = images, labels
+        self._images = images
+        self._labels = labels
         self._copying = copying
         self.rows = rows
         self.helpers = list(helpers) or [Deferred()]
@@ -102,12 +103,12 @@ class Feed:
         """The slot that chunk number ``chunk`` goes through."""
         return self.slots[chunk % _SLOTS]
 
-    def gather(self, chunk: int, *rows: np.ndarray) -> None:
-        """Start gathering these rows of the data set, one array (any,) of row numbers after the other; the
-        chunks before it have been sent, but for the last ones, one less than there are helpers."""
+    def gather(self, chunk: int, rows: np.ndarray) -> None:
+        """Start gathering these rows (n,) of the data set; the chunks before it have been sent, but for the
+        last ones, one less than there are helpers."""
         room = self._rooms[chunk % len(self._rooms)]
         self._driver.synchronize_event(room.sent)  # long since, in all likelihood
-        room.rows = sum(map(len, rows))
+        room.rows = len(rows)
         self.helpers[chunk % len(self.helpers)].start(partial(self._take, room, rows))
 
     def send(self, chunk: int) -> None:
@@ -135,9 +136,8 @@ class Feed:
         for helper in self.helpers:
             helper.close()
 
-    def _take(self, room: Room, rows: Sequence[np.ndarray]) -> None:
-        """Two long calls, both without the interpreter lock."""
-        numbers, (images, labels) = np.concatenate(rows), self._from
+    def _take(self, room: Room, rows: np.ndarray) -> None:
+        """One long call, and a short one, both without the interpreter lock."""
         # mode: with the default, take() would go through a buffer of its own
-        np.take(images, numbers, axis=0, out=room.images[: room.rows], mode="clip")
-        np.take(labels, numbers, out=room.labels[: room.rows], mode="clip")
+        np.take(self._images, rows, axis=0, out=room.images[: room.rows], mode="clip")
+        np.take(self._labels, rows, out=room.labels[: room.rows], mode="clip")

@@ -88,14 +88,16 @@ class Training:
 
     def _streamed(self, dataset: Dataset) -> Batches:
         machine, schedule, rows = self._machine, self._schedule, self._model.activations.rows
-        chunk = rows * steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
+        steps = 1  # without threads there is nothing to hand over, and less stays in the caches
+        if machine.driver.has_kernels:
+            steps = steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
         feed = Feed(
             machine.driver,
             machine.streams,
             machine.phases.phase("copying images host -> device", machine.streams.upload),
             dataset.images,
             dataset.labels,
-            chunk,
+            steps * rows,
             [self._helper() for _ in range(_gathering_threads(machine))],
         )
         return Streamed(feed, schedule, machine.job, self._log.place, rows, self._helper())

@@ -24,8 +24,8 @@ def feed(request):
     return make_feed(CpuDriver() if request.param == "cpu" else request.getfixturevalue("driver"), rows=4)
 
 
-def stage(feed, chunk, *rows):
-    feed.gather(chunk, *(np.array(some, int) for some in rows))
+def stage(feed, chunk, rows):
+    feed.gather(chunk, np.array(rows))
     feed.send(chunk)
 
 
@@ -48,11 +48,6 @@ def test_rows_arrive_while_the_chunk_before_is_still_there(feed):
             stage(feed, chunk + 1, rows[chunk + 1])
             assert arrived(feed, chunk, len(rows[chunk])) == expected(rows[chunk])
         feed.end(chunk)
-
-
-def test_several_arrays_of_rows_lie_behind_each_other(feed):
-    stage(feed, 0, [4, 5], [], [0], [19])
-    assert arrived(feed, 0, 4) == expected([4, 5, 0, 19])
 
 
 def test_slots_lie_behind_each_other(feed):

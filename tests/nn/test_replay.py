@@ -1,12 +1,15 @@
 """nn/replay.py: which steps are queued at once; whole runs, whose bits no graph and no placement changes."""
 
 import dataclasses
+import itertools
 import re
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nn import placement, plan, streamed
+from nn import feed, placement, plan, streamed
 from nn.batches import Schedule
 from nn.console import Console
 from nn.options import Options
@@ -181,6 +184,25 @@ def test_a_run_diverges_at_the_same_step(ended):
             told.add((str(caught.value), tuple(said.lines)))
         ((message, _),) = set().union(*join().comm.allgather(told))
         assert re.search(r"epoch 1, step ([789]|1[012]):", message)  # in the first graph of eight steps
+
+
+@pytest.mark.parametrize("fails", ["a loss", "a helper", "an order"])
+def test_no_thread_outlives_a_run_that_ends_early(ended, monkeypatch, fails):
+    """And what a thread raised ends the run, whose chunks have two steps."""
+    monkeypatch.setattr(streamed, "CHUNK_BYTES", 2 * 5 * 12)
+    take, calls = np.take, itertools.count()
+
+    def at_third_call(*arguments, **keywords):
+        if next(calls) == 2:
+            raise MemoryError
+        return take(*arguments, **keywords)
+
+    if fails != "a loss":
+        module = feed if fails == "a helper" else streamed
+        monkeypatch.setattr(module, "np", SimpleNamespace(**{**vars(np), "take": at_third_call}))
+    with pytest.raises(Diverged if fails == "a loss" else MemoryError):
+        ended(placement="stream", batch=5, epochs=9, lr=1e6 if fails == "a loss" else 0.1)
+    assert "helper" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parallel([1, 2])
