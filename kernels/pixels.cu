@@ -63,7 +63,7 @@ extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const
 }
 
 // X[i] = images[j] / scale and batch_labels[i] = labels[j], with j = order[*place + i]: the rows of a batch
-// out of a whole set. That `place` is read here, and is no argument, lets one graph serve every batch.
+// out of all that lie there. That `place` is read here, and is no argument, lets one graph serve every batch.
 extern "C" __global__ void gather_batch(int rows, int columns, real scale, const pixel *images,
                                         const int *labels, const int *order, const int *place, number *X,
                                         int ldx, int *batch_labels)

@@ -13,8 +13,10 @@
 ``launches``   launch shapes of the project's kernels
 ``update``     stochastic gradient descent on the flat buffers
 ``placement``  where the training set lies: on the device, or on the host
-``resident``   batches gathered on the device
-``feed``       batches on their way to the device
+``source``     where a step finds its batch
+``resident``   batches gathered on the device from the whole set
+``streamed``   batches sent up from the host, several at a time
+``feed``       rows on their way to the device
 ``ahead``      what the host does for them in other threads
 ``replay``     how steps get onto the device: launched, or replayed from graphs
 ``losses``     the losses of the steps on their way to the host

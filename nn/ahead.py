@@ -35,7 +35,7 @@ class Worker:
     def __init__(self) -> None:
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._run, name="helper", daemon=True)
         self._thread.start()
 
     def start(self, work: Work) -> None:

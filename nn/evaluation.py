@@ -108,7 +108,8 @@ class Evaluator:
 
     def _chunk(self, number: int, start: int, stop: int) -> np.ndarray:
         rows, slot = stop - start, self._feed.slot(number)
-        self._feed.stage(number, np.arange(start, stop))
+        self._feed.gather(number, np.arange(start, stop))
+        self._feed.send(number)
         self._feed.begin(number)
         for call in self._calls[slot, rows]:
             call()

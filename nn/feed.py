@@ -1,59 +1,51 @@
-"""Batches on their way to the device: rows into a pinned buffer, copied up while the batch before computes.
+"""Rows on their way to the device: chunks of them into pinned buffers, copied up while another is used.
 
-    helpers   | rows of k+2, k+3, .. | rows of k+3, k+4, .. |
-    upload    | copy k+1 |           | copy k+2 |
-    compute   | batch k              | batch k+1            |
+    helper 0  | rows of chunk c+2            | rows of chunk c+4 ..
+    helper 1          | rows of chunk c+3            | ..
+    upload    | copy c+1 |         | copy c+2 |
+    compute   | work on chunk c    | work on chunk c+1  |
 
-Images stay as the data set has them (uint8: a quarter of the bytes); a kernel scales them.
+What a chunk costs the host beside its bytes (handing it to a helper and back, copies, events) it costs once,
+however many batches are in it. Images stay as the data set has them (uint8: a quarter of the bytes); a kernel
+scales them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from nn import operations
-from nn.ahead import Deferred, Helper, Orders
-from nn.batches import Schedule
+from nn.ahead import Deferred, Helper
 from nn.operations import Operation
-from nn.plan import share
-from pyrt.driver import Driver
-from pyrt.job import Job
+from pyrt.driver import Driver, EventHandle
 from pyrt.memory import DeviceArray, pinned
 from pyrt.phases import Phase
 from pyrt.streams import Streams
 
-
-class Source(Protocol):
-    """Where a step finds its batch."""
-
-    @property
-    def labels(self) -> DeviceArray:
-        """Of the batch's rows, and perhaps more."""
-
-    def scaled(self, X: DeviceArray, scale: float) -> Operation:
-        """A step's first operation: X (rows, D) = the batch's images / scale; ``labels`` are there too."""
+_SLOTS = 2
+"""Chunks on the device: one is used, one is copied there."""
 
 
+@dataclass(frozen=True, eq=False)
 class Slot:
-    """Room for one batch of this rank on the device, and who is done with it."""
+    """Room for one chunk on the device, and who is done with it."""
 
-    def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
-        self.images = DeviceArray.empty(driver, (rows, columns), dtype)
-        self.labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self.uploaded = driver.create_event(timing=False)
-        self.consumed = driver.create_event(timing=False)
+    images: DeviceArray
+    labels: DeviceArray
+    uploaded: EventHandle
+    consumed: EventHandle
 
     def scaled(self, X: DeviceArray, scale: float) -> Operation:
-        """X = images / scale."""
+        """X (rows, D) = the first images / scale."""
         return operations.scale_pixels(self.images.rows(0, X.shape[0]), X, scale)
 
 
 class Room:
-    """Room for one batch of this rank on the host, and how much of it is used until it is ``sent``."""
+    """Room for one chunk on the host, and how much of it is used until it is ``sent``."""
 
     def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
         self.images = pinned(driver, (rows, columns), dtype)
@@ -63,10 +55,10 @@ class Room:
 
 
 class Feed:
-    """Two slots on the device that take turns; batch k goes through ``slot(k)``.
+    """Slots on the device, one behind the other, that take turns; chunk c goes through ``slot(c)``.
 
-    Each helper gathers a batch at a time, into a room of its own; so one more batch than there are helpers
-    can be on its way: gathering takes longer than its step on a fast GPU.
+    Each helper gathers a chunk at a time, into a room of its own: one thread alone needs longer for a batch
+    than a fast GPU for its step.
     """
 
     def __init__(
@@ -79,7 +71,7 @@ class Feed:
         rows: int,
         helpers: Sequence[Helper] = (),
     ) -> None:
-        """``images`` (n, D) and ``labels`` (n,) int32 on the host; at most ``rows`` of them at a time.
+        """``images`` (n, D) and ``labels`` (n,) int32 on the host; chunks have at most ``rows`` of them.
 
         ``copying`` is the phase that copies, and waiting for their rows, are charged to.
         """
@@ -88,55 +80,56 @@ class Feed:
         self._images = images
         self._labels = labels
         self._copying = copying
+        self.rows = rows
         self.helpers = list(helpers) or [Deferred()]
-        self.slots = [Slot(driver, rows, images.shape[1], images.dtype) for _ in range(2)]
+        self.images = DeviceArray.empty(driver, (_SLOTS * rows, images.shape[1]), images.dtype)
+        self.labels = DeviceArray.empty(driver, (_SLOTS * rows,), np.int32)
+        self.slots = [self._slot(start) for start in range(0, _SLOTS * rows, rows)]
         # One for each helper, and two whose copies may still be under way.
         self._rooms = [
             Room(driver, rows, images.shape[1], images.dtype) for _ in range(len(self.helpers) + 2)
         ]
-        for slot in self.slots:
-            driver.record(slot.uploaded, streams.upload)
-            driver.record(slot.consumed, streams.compute)
         for room in self._rooms:
             driver.record(room.sent, streams.upload)
 
-    def slot(self, batch: int) -> Slot:
-        """The slot that batch number ``batch`` goes through."""
-        return self.slots[batch % len(self.slots)]
+    def _slot(self, start: int) -> Slot:
+        driver, stop = self._driver, start + self.rows
+        uploaded, consumed = (driver.create_event(timing=False) for _ in range(2))
+        driver.record(uploaded, self._streams.upload)
+        driver.record(consumed, self._streams.compute)
+        return Slot(self.images.rows(start, stop), self.labels.rows(start, stop), uploaded, consumed)
 
-    def gather(self, batch: int, rows: np.ndarray) -> None:
-        """Start gathering these rows (n,) of the data set; the batches before it have been sent, but for
-        the last ones, one less than there are helpers."""
-        room = self._rooms[batch % len(self._rooms)]
+    def slot(self, chunk: int) -> Slot:
+        """The slot that chunk number ``chunk`` goes through."""
+        return self.slots[chunk % _SLOTS]
+
+    def gather(self, chunk: int, rows: np.ndarray) -> None:
+        """Start gathering these rows (n,) of the data set; the chunks before it have been sent, but for the
+        last ones, one less than there are helpers."""
+        room = self._rooms[chunk % len(self._rooms)]
         self._driver.synchronize_event(room.sent)  # long since, in all likelihood
         room.rows = len(rows)
-        self.helpers[batch % len(self.helpers)].start(partial(self._take, room, rows))
+        self.helpers[chunk % len(self.helpers)].start(partial(self._take, room, rows))
 
-    def send(self, batch: int) -> None:
-        """Queue the copies of a batch whose gathering was started, once its rows and its slot are there."""
-        slot, room = self.slot(batch), self._rooms[batch % len(self._rooms)]
-        driver, upload, count = self._driver, self._streams.upload, room.rows
+    def send(self, chunk: int) -> None:
+        """Queue the copies of a chunk whose gathering was started, once its rows and its slot are there."""
+        slot, room = self.slot(chunk), self._rooms[chunk % len(self._rooms)]
+        driver, upload = self._driver, self._streams.upload
         with self._copying:
-            self.helpers[batch % len(self.helpers)].wait()
-            if count:
-                driver.wait(upload, slot.consumed)
-                driver.copy_to_device(slot.images.pointer, room.images[:count], upload)
-                driver.copy_to_device(slot.labels.pointer, room.labels[:count], upload)
+            self.helpers[chunk % len(self.helpers)].wait()
+            driver.wait(upload, slot.consumed)
+            driver.copy_to_device(slot.images.pointer, room.images[: room.rows], upload)
+            driver.copy_to_device(slot.labels.pointer, room.labels[: room.rows], upload)
             driver.record(slot.uploaded, upload)
             driver.record(room.sent, upload)
 
-    def stage(self, batch: int, rows: np.ndarray) -> None:
-        """Gather these rows (n,) and queue their copies."""
-        self.gather(batch, rows)
-        self.send(batch)
+    def begin(self, chunk: int) -> None:
+        """Let the compute stream wait for the chunk."""
+        self._driver.wait(self._streams.compute, self.slot(chunk).uploaded)
 
-    def begin(self, batch: int) -> None:
-        """Let the compute stream wait for the batch."""
-        self._driver.wait(self._streams.compute, self.slot(batch).uploaded)
-
-    def end(self, batch: int) -> None:
-        """All work on the batch's images and labels is queued: the slot is free after it."""
-        self._driver.record(self.slot(batch).consumed, self._streams.compute)
+    def end(self, chunk: int) -> None:
+        """All work on the chunk's images and labels is queued: the slot is free after it."""
+        self._driver.record(self.slot(chunk).consumed, self._streams.compute)
 
     def close(self) -> None:
         """Nobody writes into host memory any more."""
@@ -144,84 +137,7 @@ class Feed:
             helper.close()
 
     def _take(self, room: Room, rows: np.ndarray) -> None:
+        """One long call, and a short one, both without the interpreter lock."""
         # mode: with the default, take() would go through a buffer of its own
-        np.take(self._images, rows, axis=0, out=room.images[: len(rows)], mode="clip")
-        np.take(self._labels, rows, out=room.labels[: len(rows)], mode="clip")
-
-
-class Batches(Protocol):
-    """The training batches of this rank: ``start``, then for each step ``begin``, its work, ``end``, and
-    ``ahead``."""
-
-    slots: int
-    """Steps whose numbers differ by this find their batch in the same place."""
-
-    def source(self, step: int, first: int) -> Source:
-        """Where this step finds its batch, of which this rank's part begins with row ``first``."""
-
-    def start(self) -> None:
-        """Send what the first step needs on its way."""
-
-    def begin(self, step: int) -> None:
-        """Let the compute stream wait for what a step needs."""
-
-    def end(self, step: int) -> None:
-        """All work on the batch of this step, and on those before it, is queued."""
-
-    def ahead(self, step: int) -> None:
-        """While this step computes, send what the next one needs."""
-
-    def close(self) -> None:
-        """No more batches are asked for: nothing is done beside the caller any more."""
-
-
-class Streamed:
-    """The training batches of this rank, each sent through a feed when its turn comes."""
-
-    def __init__(self, feed: Feed, schedule: Schedule, job: Job, drawing: Helper) -> None:
-        self._feed, self._schedule, self._job = feed, schedule, job
-        self._orders = Orders(schedule.order, schedule.epochs, drawing)
-        self._order = np.empty(0, int)
-        self.slots = len(feed.slots)
-        self._ahead = len(feed.helpers) + 1
-
-    def source(self, step: int, first: int) -> Source:
-        """The step's slot, which holds this rank's part alone."""
-        return self._feed.slot(step)
-
-    def start(self) -> None:
-        """Send the first batch on its way."""
-        self._orders.start()
-        self._gather(0)
-        self._feed.send(0)
-        for step in range(1, self._ahead):
-            self._gather(step)
-
-    def begin(self, step: int) -> None:
-        """Let the compute stream wait for the batch of a step."""
-        self._feed.begin(step)
-
-    def end(self, step: int) -> None:
-        """All work on the batch of a step is queued."""
-        self._feed.end(step)
-
-    def ahead(self, step: int) -> None:
-        """While a step computes: send the batch after it, and have another one gathered."""
-        if step + 1 < self._schedule.steps:
-            self._feed.send(step + 1)
-            self._gather(step + self._ahead)
-
-    def close(self) -> None:
-        """No more batches are asked for."""
-        self._orders.close()
-        self._feed.close()
-
-    def _gather(self, step: int) -> None:
-        schedule, job = self._schedule, self._job
-        if step >= schedule.steps:
-            return
-        first = schedule.first(step)
-        if first == 0:
-            self._order = self._orders.take()
-        start, stop = share(schedule.size(step), job.size, job.rank)
-        self._feed.gather(step, self._order[first + start : first + stop])
+        np.take(self._images, rows, axis=0, out=room.images[: room.rows], mode="clip")
+        np.take(self._labels, rows, out=room.labels[: room.rows], mode="clip")

@@ -349,13 +349,13 @@ class Kernels:
         return self.library.kernel("pixels", name, REAL=self.real, PIXEL=pixel, NUMBER=number)
 
     def next_batch(
-        self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
+        self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, advance: int, places: int
     ) -> Launch:
         """Keep loss (1,) in the ring losses (any,), and move state (2,) int32 on: see kernels/batch.cu."""
         require_shape("next_batch", (1,), loss=loss)
         require_shape("next_batch", (2,), state=state)
         kernel = self.library.kernel("batch", "next_batch", REAL=self.real)
-        return kernel.bind((1,), (1,), batch, rows, losses.size, loss, losses, state)
+        return kernel.bind((1,), (1,), advance, places, losses.size, loss, losses, state)
 
 
 def _swapped(shape: tuple[int, ...]) -> tuple[int, int]:

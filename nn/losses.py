@@ -1,7 +1,7 @@
 """The losses of the steps on their way to the host, which must not wait for the step it has just queued.
 
-At the end of each step the device puts its loss into a ring, and moves on to the next batch's place in the
-epoch's order: an operation like others, ``next_batch``. The whole ring is copied to the host every few steps
+At the end of each step the device puts its loss into a ring, and moves on to the place of the next batch:
+an operation like others, ``next_batch``. The whole ring is copied to the host every few steps
 and read there when the next copy is queued.
 """
 
@@ -27,13 +27,13 @@ class LossLog:
     """
 
     def __init__(
-        self, driver: Driver, streams: Streams, waiting: Phase, loss: DeviceArray, rows: int, every: int
+        self, driver: Driver, streams: Streams, waiting: Phase, loss: DeviceArray, every: int
     ) -> None:
-        """``loss`` (1,) is what the exchange sums; ``rows`` are those of all orders on the device; the ring
-        is copied once ``every`` steps or more are queued. ``waiting`` is the phase that reading is."""
+        """``loss`` (1,) is what the exchange sums; the ring is copied once ``every`` steps or more are
+        queued. ``waiting`` is the phase that reading is."""
         self._driver, self._stream, self._loss = driver, streams.compute, loss
         self._waiting = waiting
-        self._rows, self._every = rows, every
+        self._every = every
         self._state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
         self._ring = DeviceArray.from_host(driver, np.zeros(RING, loss.dtype))
         self._host = [pinned(driver, (RING,), loss.dtype) for _ in range(2)]
@@ -43,12 +43,12 @@ class LossLog:
 
     @property
     def place(self) -> DeviceArray:
-        """Where the batch of the next step begins in the orders on the device (1,) int32."""
+        """Where the batch of the next step begins in what lies on the device (1,) int32; 0 at first."""
         return self._state.rows(0, 1)
 
-    def next_batch(self, batch: int) -> Operation:
-        """What a step of ``batch`` samples ends with, after the exchange."""
-        return operations.next_batch(self._loss, self._ring, self._state, batch, self._rows)
+    def next_batch(self, advance: int, places: int) -> Operation:
+        """What a step ends with, after the exchange: ``place`` moves on so far, and around at ``places``."""
+        return operations.next_batch(self._loss, self._ring, self._state, advance, places)
 
     def read(self, stop: int, now: bool) -> list[tuple[int, float]]:
         """Steps before ``stop`` are queued: the losses that can be read, of each step once, in order.

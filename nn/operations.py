@@ -306,17 +306,17 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
 
 
 def next_batch(
-    loss: DeviceArray, losses: DeviceArray, state: DeviceArray, batch: int, rows: int
+    loss: DeviceArray, losses: DeviceArray, state: DeviceArray, advance: int, places: int
 ) -> Operation:
     """The loss goes into the ring, and the place of the next batch into ``state``: see kernels/batch.cu."""
 
     def in_numpy() -> Compute:
-        value, ring, places = loss.host_view(), losses.host_view(), state.host_view()
+        value, ring, now = loss.host_view(), losses.host_view(), state.host_view()
 
         def compute() -> None:
-            ring[places[1]] = value[0]
-            places[0] = (int(places[0]) + batch) % rows
-            places[1] = (int(places[1]) + 1) % len(ring)
+            ring[now[1]] = value[0]
+            now[0] = (int(now[0]) + advance) % places
+            now[1] = (int(now[1]) + 1) % len(ring)
 
         return compute
 
@@ -326,7 +326,7 @@ def next_batch(
         reads=(loss, state),
         writes=(losses.rows(0, 1), state),
         flops=0,
-        on_device=lambda kernels: kernels.next_batch(loss, losses, state, batch, rows),
+        on_device=lambda kernels: kernels.next_batch(loss, losses, state, advance, places),
         in_numpy=in_numpy,
     )
 

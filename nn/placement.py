@@ -1,4 +1,4 @@
-"""Where the training set lies: whole on the device, or streamed to it batch by batch."""
+"""Where the training set lies: whole on the device, or streamed to it, some batches at a time."""
 
 from __future__ import annotations
 

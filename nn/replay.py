@@ -7,7 +7,7 @@ batch a step is for it finds on the device (kernels/batch.cu), so the same graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -39,25 +39,24 @@ def is_timed(step: int, steps: int) -> bool:
     return 0 < step < _TIMED_FIRST or (step > 0 and step % _TIMED_EVERY == 0) or steps == 1
 
 
-def runs(schedule: Schedule, epoch: int, most: int, print_every: int | None, graphs: bool) -> Iterator[Run]:
+def runs(schedule: Schedule, epoch: int, most: int, ends: Sequence[int], graphs: bool) -> Iterator[Run]:
     """The steps of an epoch in runs of 1, 2, 4, .. up to ``most`` steps.
 
-    A step that is timed, and a short last one, are runs of their own; a step whose loss is printed ends one.
-    Without graphs each step is.
+    A step that is timed, and a short last one, are runs of their own; no run goes on past a multiple of one
+    of the ``ends``. Without graphs each step is a run.
     """
     step, stop = epoch * schedule.batches, (epoch + 1) * schedule.batches
     while step < stop:
-        run = _run(schedule, step, stop, most, print_every) if graphs else Run(step, 1, False)
+        run = _run(schedule, step, stop, most, ends) if graphs else Run(step, 1, False)
         yield run
         step += run.steps
 
 
-def _run(schedule: Schedule, step: int, stop: int, most: int, print_every: int | None) -> Run:
+def _run(schedule: Schedule, step: int, stop: int, most: int, ends: Sequence[int]) -> Run:
     if is_timed(step, schedule.steps):
         return Run(step, 1, True)
-    if print_every is not None:
-        stop = min(stop, step - step % print_every + print_every)
-    stop, count = min(stop, step + most), 1
+    stop = min(stop, step + most, *(step - step % end + end for end in ends))
+    count = 1
     while (
         step + count < stop
         and schedule.size(step + count) == schedule.batch
@@ -68,7 +67,7 @@ def _run(schedule: Schedule, step: int, stop: int, most: int, print_every: int |
 
 
 class Steps(Protocol):
-    """The steps of one batch size that find their batch in one place."""
+    """The steps of one batch size."""
 
     def start(self, count: int, timed: bool) -> None:
         """Queue so many of them, or of a single one all that comes before the end of its exchange."""

@@ -11,48 +11,20 @@ runs on from step to step, and around at their end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from nn import operations
 from nn.ahead import Helper, Orders
 from nn.batches import Schedule
-from nn.feed import Source
-from nn.operations import Operation
+from nn.source import Gathered, Source
 from pyrt.driver import Driver
 from pyrt.memory import DeviceArray, pinned
 from pyrt.phases import Phase
 from pyrt.streams import Streams
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """A rank's part of each batch, gathered from the set on the device."""
-
-    set_images: DeviceArray
-    set_labels: DeviceArray
-    order: DeviceArray
-    """The row of the part's sample i in the batch that begins at ``place`` is order[place[0] + i]."""
-    place: DeviceArray
-    labels: DeviceArray
-    """Room for the labels of the part."""
-
-    def scaled(self, X: DeviceArray, scale: float) -> Operation:
-        """X = images / scale; ``labels`` get their labels."""
-        labels = self.labels.rows(0, X.shape[0])
-        return operations.gather_batch(
-            self.set_images, self.set_labels, self.order, self.place, X, labels, scale
-        )
-
-
 class Resident:
-    """The training batches of this rank, gathered where they are.
-
-    Several steps may be queued at once, from the first one's ``begin`` to the last one's ``end``.
-    """
-
-    slots = 1
+    """The training batches of this rank, gathered where they are."""
 
     def __init__(
         self,
@@ -69,12 +41,14 @@ class Resident:
         """The training set, images (n, D) and labels (n,) int32; at most ``rows`` samples of a batch are
         this rank's; ``place`` (1,) int32 on the device is where in the two orders a batch begins."""
         self._driver, self._streams, self._schedule = driver, streams, schedule
+        self.together = schedule.batches
+        self.places = 2 * schedule.samples
         with phase("copying images host -> device", streams.upload):
             self._images, self._labels = (_uploaded(driver, streams, host) for host in (images, labels))
         self._copying = phase("row order host -> device", streams.upload)
         self._place = place
         self._batch_labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self._orders = DeviceArray.empty(driver, (2 * schedule.samples,), np.int32)
+        self._orders = DeviceArray.empty(driver, (self.places,), np.int32)
         self._host = pinned(driver, (2, schedule.samples), np.int32)
         self._uploaded = [driver.create_event(timing=False) for _ in range(2)]
         self._consumed = [driver.create_event(timing=False) for _ in range(2)]
@@ -88,8 +62,12 @@ class Resident:
         """Bytes of device memory for images (n, D), their labels, and orders of ``samples``."""
         return images.nbytes + 4 * len(images) + 2 * 4 * samples
 
-    def source(self, step: int, first: int) -> Source:
-        """Where steps find this rank's part of their batch, which begins ``first`` rows after the batch."""
+    def advance(self, batch: int) -> int:
+        """An epoch's order has all ranks' samples."""
+        return batch
+
+    def source(self, first: int) -> Source:
+        """The set, in the order from this rank's part on, which begins ``first`` rows after the batch."""
         order = self._orders.rows(first, self._orders.size)
         return Gathered(self._images, self._labels, order, self._place, self._batch_labels)
 

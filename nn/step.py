@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from nn import operations
-from nn.feed import Source
 from nn.launches import Kernels
 from nn.network import LARGEST, Network
 from nn.operations import BACKWARD, FORWARD, Item, Operation
 from nn.plan import Panel
+from nn.source import Source
 from pyrt.errors import UserError
 from pyrt.exchange import Exchange
 from pyrt.memory import Arena, DeviceArray
@@ -47,11 +47,11 @@ class Activations:
 
 
 def forward_items(
-    network: Network, parameters: Arena, activations: Activations, slot: Source, rows: int, scale: float
+    network: Network, parameters: Arena, activations: Activations, source: Source, rows: int, scale: float
 ) -> list[Operation]:
-    """From the images of a slot to Z_L = A_{L-1} W_L^T, still without its bias."""
+    """From the images of a batch to Z_L = A_{L-1} W_L^T, still without its bias."""
     A = [array.rows(0, rows) for array in activations.A]
-    items = [slot.scaled(A[0], scale)]
+    items = [source.scaled(A[0], scale)]
     for layer in network.layers:
         product = f"forward GEMM {layer}"
         items.append(
@@ -68,12 +68,12 @@ def forward_items(
 
 
 def logits_items(
-    network: Network, parameters: Arena, activations: Activations, slot: Source, rows: int, scale: float
+    network: Network, parameters: Arena, activations: Activations, source: Source, rows: int, scale: float
 ) -> list[Operation]:
-    """From the images of a slot to the logits, in ``activations.A[L]``."""
+    """From the images of a batch to the logits, in ``activations.A[L]``."""
     Z, b = activations.A[-1].rows(0, rows), parameters[f"b{network.depth}"]
     return [
-        *forward_items(network, parameters, activations, slot, rows, scale),
+        *forward_items(network, parameters, activations, source, rows, scale),
         operations.bias_activation("output bias", Z, b, "identity"),
     ]
 
@@ -84,17 +84,17 @@ def training_items(
     gradients: Arena,
     activations: Activations,
     panels: Sequence[Panel],
-    slot: Source,
+    source: Source,
     rows: int,
     batch: int,
     scale: float,
 ) -> list[Item]:
-    """From the images of a slot to all gradients of this rank's ``rows`` of the ``batch``'s samples."""
+    """From the images of a batch to all gradients of this rank's ``rows`` of the ``batch``'s samples."""
     Z, b = activations.A[-1].rows(0, rows), parameters[f"b{network.depth}"]
     losses = activations.losses.rows(0, rows)
     return [
-        *forward_items(network, parameters, activations, slot, rows, scale),
-        operations.head(network.head, Z, b, slot.labels.rows(0, rows), losses, 1 / batch),
+        *forward_items(network, parameters, activations, source, rows, scale),
+        operations.head(network.head, Z, b, source.labels.rows(0, rows), losses, 1 / batch),
         operations.column_sums("sum of losses", FORWARD, losses.reshape(rows, 1), gradients["loss"]),
         *_backward_items(network, parameters, gradients, activations, panels, rows),
     ]

@@ -19,8 +19,8 @@ class Steps:
     def __init__(self, driver, kernels, every):
         self.streams = Streams(driver)
         self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
-        self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, 60, every)
-        self.next_batch = bind(self.log.next_batch(7), self.streams, kernels)
+        self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, every)
+        self.next_batch = bind(self.log.next_batch(7, 60), self.streams, kernels)
         self.queued = 0
 
     def queue(self, count):

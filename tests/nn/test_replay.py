@@ -1,18 +1,21 @@
 """nn/replay.py: which steps are queued at once; whole runs, whose bits no graph and no placement changes."""
 
 import dataclasses
+import itertools
 import re
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nn import placement, plan
+from nn import feed, placement, plan, streamed
 from nn.batches import Schedule
 from nn.console import Console
 from nn.options import Options
 from nn.replay import MOST, Run, is_timed, runs
 from nn.run import run
-from nn.training import Diverged
+from nn.training import Diverged, Training
 from pyrt.errors import UserError
 from pyrt.job import join
 
@@ -21,8 +24,8 @@ SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, reg=0.01, val_fractio
 WAYS = [{"graph": graph, "placement": where} for graph in (False, True) for where in ("stream", "resident")]
 
 
-def all_runs(schedule, most=MOST, print_every=None, graphs=True):
-    return [list(runs(schedule, epoch, most, print_every, graphs)) for epoch in range(schedule.epochs)]
+def all_runs(schedule, most=MOST, ends=(), graphs=True):
+    return [list(runs(schedule, epoch, most, ends, graphs)) for epoch in range(schedule.epochs)]
 
 
 def schedule(samples, batch, epochs=5):
@@ -32,11 +35,11 @@ def schedule(samples, batch, epochs=5):
 class TestRuns:
     @pytest.mark.parametrize(("samples", "batch"), [(200, 10), (203, 10), (7, 7), (9, 7), (1500, 10)])
     @pytest.mark.parametrize("most", [1, 2, 8])
-    @pytest.mark.parametrize("print_every", [None, 1, 5, 7, 1000])
-    def test_no_run_crosses_what_must_end_one(self, samples, batch, most, print_every):
+    @pytest.mark.parametrize("ends", [(), (1,), (5,), (7, 4), (1000, 64)])
+    def test_no_run_crosses_what_must_end_one(self, samples, batch, most, ends):
         batches = schedule(samples, batch)
         passed = 0
-        for epoch, found in enumerate(all_runs(batches, most, print_every)):
+        for epoch, found in enumerate(all_runs(batches, most, ends)):
             for first, steps, timed in found:
                 assert (first, epoch) == (passed, batches.epoch(first))
                 assert steps in (1, 2, 4, 8) and steps <= most
@@ -44,8 +47,8 @@ class TestRuns:
                 inside = range(first, first + steps)
                 assert steps == 1 or all(batches.size(step) == batch for step in inside)
                 assert not any(is_timed(step, batches.steps) for step in inside[1:])
-                printed = [step for step in inside if print_every and (step + 1) % print_every == 0]
-                assert printed in ([], [inside[-1]])
+                for end in ends:
+                    assert [step for step in inside if (step + 1) % end == 0] in ([], [inside[-1]])
                 passed += steps
             assert passed == (epoch + 1) * batches.batches
 
@@ -53,11 +56,11 @@ class TestRuns:
         first, second, *_ = all_runs(schedule(203, 10))
         assert [steps for _, steps, _ in first] == [1, 1, 1, 1, 1, 8, 4, 2, 1, 1]
         assert [steps for _, steps, _ in second] == [8, 2, 1, 8, 1, 1]
-        printing = all_runs(schedule(200, 10), print_every=6)[1]
+        printing = all_runs(schedule(200, 10), ends=[6])[1]
         assert [steps for _, steps, _ in printing] == [4, 4, 2, 1, 1, 4, 4]
 
     def test_without_graphs_each_step_is_one(self):
-        assert all_runs(schedule(30, 10, 2), 1, None, False) == [
+        assert all_runs(schedule(30, 10, 2), 1, (), False) == [
             [Run(step, 1, False) for step in range(3)],
             [Run(step, 1, False) for step in range(3, 6)],
         ]
@@ -114,6 +117,33 @@ def test_graphs_and_placements_give_the_same_bits(ended):
     assert not failed
 
 
+@pytest.mark.parallel([1, 2, 3])
+def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
+    """As a resident set: rows of 12 bytes, at most 10, 5 or 4 of a batch to a rank, in chunks of 1 to 4."""
+    for case in CASES["ragged last batch"], CASES["ranks without samples"]:
+        expected = ended(placement="resident", **case)[:3]
+        for chunk_bytes in (1, 250, 400, 10**6):
+            monkeypatch.setattr(streamed, "CHUNK_BYTES", chunk_bytes)
+            for graph in (False, True):
+                got = ended(placement="stream", graph=graph, **case)[:3]
+                assert got == expected, (case, chunk_bytes, graph)
+
+
+def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
+    """Those of one are: four rows of 12 bytes a batch, four batches in a chunk."""
+    monkeypatch.setattr(streamed, "CHUNK_BYTES", 4 * 4 * 12)
+    queue, queued = Training._queue, []
+
+    def noted(training, run):
+        queued.append(range(run.first, run.first + run.steps))
+        queue(training, run)
+
+    monkeypatch.setattr(Training, "_queue", noted)
+    ended(placement="stream", batch=4, samples=80, epochs=3)
+    assert all(steps[0] // 4 == steps[-1] // 4 for steps in queued)
+    assert max(map(len, queued)) == 4 and sum(map(len, queued)) == 60
+
+
 @pytest.mark.parallel([2])
 def test_graphs_around_the_blocking_exchange_give_the_same_bits(ended):
     case = {"exchange": "blocking", "samples": 25}
@@ -154,6 +184,25 @@ def test_a_run_diverges_at_the_same_step(ended):
             told.add((str(caught.value), tuple(said.lines)))
         ((message, _),) = set().union(*join().comm.allgather(told))
         assert re.search(r"epoch 1, step ([789]|1[012]):", message)  # in the first graph of eight steps
+
+
+@pytest.mark.parametrize("fails", ["a loss", "a helper", "an order"])
+def test_no_thread_outlives_a_run_that_ends_early(ended, monkeypatch, fails):
+    """And what a thread raised ends the run, whose chunks have two steps."""
+    monkeypatch.setattr(streamed, "CHUNK_BYTES", 2 * 5 * 12)
+    take, calls = np.take, itertools.count()
+
+    def at_third_call(*arguments, **keywords):
+        if next(calls) == 2:
+            raise MemoryError
+        return take(*arguments, **keywords)
+
+    if fails != "a loss":
+        module = feed if fails == "a helper" else streamed
+        monkeypatch.setattr(module, "np", SimpleNamespace(**{**vars(np), "take": at_third_call}))
+    with pytest.raises(Diverged if fails == "a loss" else MemoryError):
+        ended(placement="stream", batch=5, epochs=9, lr=1e6 if fails == "a loss" else 0.1)
+    assert "helper" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parallel([1, 2])

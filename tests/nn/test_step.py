@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nn import plan, reference
-from nn.feed import Slot
+from nn.feed import Feed
 from nn.network import Network
 from nn.operations import Operation, SumGradients
 from nn.parameters import initial
@@ -33,9 +33,10 @@ class Model:
         self.gradients = Arena(driver, gradient_layout(network, self.dtype))
         self.panels = panels(network, self.gradients.layout)
         self.activations = Activations(self.parameters, network, rows)
-        self.slot = Slot(driver, rows, network.sizes[0], np.dtype(np.uint8))
         self.images = rng.integers(0, 256, (rows, network.sizes[0]), np.uint8)
         self.labels = rng.integers(0, network.classes, rows).astype(np.int32)
+        copying = Phases(0.0).phase("copying")
+        self.slot = Feed(driver, self.streams, copying, self.images, self.labels, rows).slot(0)
 
     def fill_slot(self, start, stop):
         self.slot.images.rows(0, stop - start).set(self.images[start:stop])

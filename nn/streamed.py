@@ -1,0 +1,124 @@
+"""The training set stays on the host: the rows of several steps at a time go up, as one chunk of a feed.
+
+    helpers   | rows of chunk c+2, c+3, .. |      (nn/feed.py draws it)
+    upload    | copy c+1 |
+    compute   | step 4c | 4c+1 | 4c+2 | 4c+3 |    (with four steps in a chunk)
+
+Chunks run on through all epochs, and around on the device: step s finds its batch at the (s mod n)-th of n
+places, all as long as the longest part of a batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nn.ahead import Helper, Orders
+from nn.batches import Schedule
+from nn.feed import Feed
+from nn.plan import share
+from nn.source import Gathered, Source
+from pyrt.job import Job
+from pyrt.memory import DeviceArray
+
+CHUNK_BYTES = 20 * 1024 * 1024
+"""The most that a chunk of several steps takes: eight of 3000 MNIST images. Smaller ones are handed over more
+often; larger ones take more memory, on the host times the helpers and two, on the device times two."""
+
+
+def steps_in_chunk(batch_bytes: int, batches: int) -> int:
+    """How many batches of so many bytes, of ``batches`` an epoch, go up at once: 1, 2, 4, .."""
+    most = min(CHUNK_BYTES // batch_bytes, batches)
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+class Streamed:
+    """The training batches of this rank, sent through a feed a chunk at a time."""
+
+    def __init__(
+        self, feed: Feed, schedule: Schedule, job: Job, place: DeviceArray, rows: int, drawing: Helper
+    ) -> None:
+        """No rank gets more than ``rows`` samples of a batch, and a chunk of the feed is some times as long;
+        ``place`` (1,) int32 on the device is where in the feed's slots a batch begins."""
+        self._feed, self._schedule, self._rows = feed, schedule, rows
+        self.together = feed.rows // rows
+        self.places = feed.labels.size
+        driver = feed.labels.driver
+        as_they_lie = DeviceArray.from_host(driver, np.arange(self.places, dtype=np.int32))
+        labels = DeviceArray.empty(driver, (rows,), np.int32)
+        self._source = Gathered(feed.images, feed.labels, as_they_lie, place, labels)
+        self._mine = _parts(schedule, job, rows)
+        self._orders = Orders(self._draw, schedule.epochs, drawing)
+        self._left = np.empty(0, int)
+        """Row numbers of the current epoch that are not on their way yet."""
+        self._gathered = self._sent = 0
+        """Chunks."""
+
+    def advance(self, batch: int) -> int:
+        """A short batch leaves a gap behind it."""
+        return self._rows
+
+    def source(self, first: int) -> Source:
+        """The feed's slots, which hold this rank's part alone."""
+        return self._source
+
+    def start(self) -> None:
+        """Send the first chunk on its way, and have the next ones gathered."""
+        self._orders.start()
+        for _ in self._feed.helpers:
+            self._gather()
+        self._send()
+
+    def begin(self, step: int) -> None:
+        """Let the compute stream wait for the chunk that a step is the first of."""
+        if step % self.together == 0:
+            self._feed.begin(step // self.together)
+
+    def end(self, step: int) -> None:
+        """A chunk is used up with its last step."""
+        if (step + 1) % self.together == 0:
+            self._feed.end(step // self.together)
+
+    def ahead(self, step: int) -> None:
+        """While the first steps of a chunk compute: send the next chunk, and have another one gathered."""
+        if step // self.together == self._sent - 1:
+            self._send()
+
+    def close(self) -> None:
+        """No more batches are asked for."""
+        self._orders.close()
+        self._feed.close()
+
+    def _send(self) -> None:
+        if self._sent < self._gathered:
+            self._feed.send(self._sent)
+            self._sent += 1
+            self._gather()
+
+    def _gather(self) -> None:
+        """Have the next chunk gathered, if there is one."""
+        steps = min(self.together, self._schedule.steps - self._gathered * self.together)
+        if steps > 0:
+            self._feed.gather(self._gathered, self._next(steps * self._rows))
+            self._gathered += 1
+
+    def _next(self, count: int) -> np.ndarray:
+        """The next row numbers (count,), through the ends of epochs."""
+        rows, self._left = self._left[:count], self._left[count:]
+        if len(rows) == count:
+            return rows
+        self._left = self._orders.take()
+        return np.concatenate([rows, self._next(count - len(rows))])
+
+    def _draw(self, epoch: int) -> np.ndarray:
+        """The rows of this rank in an epoch, so many a step."""
+        return np.take(self._schedule.order(epoch), self._mine, mode="clip")
+
+
+def _parts(schedule: Schedule, job: Job, rows: int) -> np.ndarray:
+    """Where in an epoch's order this rank's part of each batch is, ``rows`` for each: (batches * rows,).
+
+    What is behind a shorter part, perhaps behind the order's end, takes its place and is never used.
+    """
+    steps = range(schedule.batches)
+    firsts = [schedule.first(step) + share(schedule.size(step), job.size, job.rank)[0] for step in steps]
+    return np.add.outer(firsts, np.arange(rows)).reshape(-1)

@@ -1,0 +1,199 @@
+"""nn/streamed.py and nn/resident.py: every step finds the rows of its batch, once they are there."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from nn import operations, streamed
+from nn.ahead import Deferred, Worker
+from nn.batches import Schedule
+from nn.feed import Feed
+from nn.operations import Operation
+from nn.plan import share
+from nn.resident import Resident
+from nn.step import bind
+from nn.streamed import CHUNK_BYTES, Streamed, steps_in_chunk
+from pyrt.driver.cpu import CpuDriver
+from pyrt.kernels import KernelLibrary
+from pyrt.memory import DeviceArray
+from pyrt.phases import Phases
+from pyrt.streams import Streams
+
+IMAGES = np.arange(60, dtype=np.uint8).reshape(20, 3)
+LABELS = np.arange(20, dtype=np.int32)[::-1].copy()
+
+WAYS = ["resident", "stream 1", "stream 2", "stream 4"]
+"""With so many steps in a chunk."""
+
+
+class TestStepsInChunk:
+    @pytest.mark.parametrize(
+        ("batch_bytes", "batches", "expected"),
+        [
+            (1, 1, 1),
+            (1, 2, 2),
+            (1, 3, 2),
+            (1, 4, 4),
+            (1, 1000, 512),
+            (CHUNK_BYTES // 4, 100, 4),
+            (CHUNK_BYTES // 4 + 1, 100, 2),
+            (CHUNK_BYTES // 3, 100, 2),
+            (CHUNK_BYTES, 100, 1),
+            (CHUNK_BYTES + 1, 100, 1),
+            (100 * CHUNK_BYTES, 100, 1),
+        ],
+    )
+    def test_as_many_as_fit_and_an_epoch_has(self, batch_bytes, batches, expected):
+        assert steps_in_chunk(batch_bytes, batches) == expected
+
+    def test_never_more_than_its_bytes_but_for_one_batch(self):
+        for batch_bytes in np.random.default_rng(0).integers(1, 2 * CHUNK_BYTES, 200).tolist():
+            steps = steps_in_chunk(batch_bytes, 64)
+            assert steps == 1 or steps * batch_bytes <= CHUNK_BYTES
+            assert steps == 64 or 2 * steps * batch_bytes > CHUNK_BYTES
+
+
+@dataclass
+class FakeJob:
+    size: int
+    rank: int
+
+
+class Place:
+    """A device on which batches are asked for; ``kernels`` is None where NumPy computes."""
+
+    def __init__(self, driver, kernels):
+        self.driver, self.kernels, self.streams = driver, kernels, Streams(driver)
+
+    def helper(self):
+        return Deferred() if self.kernels is None else Worker()
+
+    def run(self, operation: Operation):
+        bind(operation, self.streams, self.kernels)()
+
+
+@pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])
+def place(request):
+    if request.param == "cpu":
+        return Place(CpuDriver(), None)
+    return Place(request.getfixturevalue("driver"), request.getfixturevalue("kernels"))
+
+
+def batches_of(way, place, schedule, job, state, rows):
+    phases = Phases(0.0)
+    if way == "resident":
+        used = (IMAGES[: schedule.used], LABELS[: schedule.used])
+        arguments = (*used, schedule, state, rows, place.helper())
+        return Resident(place.driver, place.streams, phases.phase, *arguments)
+    helpers = [place.helper() for _ in range(3)]
+    chunk = rows * int(way.split()[1])
+    feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
+    return Streamed(feed, schedule, job, state, rows, place.helper())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1), (4, 3)])
+def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
+    """Over several epochs; a rank its own part, which may be empty."""
+    schedule = Schedule(17, samples, batch, 4, shuffle, 5)
+    rows = -(-batch // ranks)
+    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
+    batches = batches_of(way, place, schedule, FakeJob(ranks, rank), state, rows)
+    X = DeviceArray.empty(place.driver, (rows, 3), dtype)
+    at = 0
+    batches.start()
+    for step in range(schedule.steps):
+        mine = schedule.rows(step)
+        start, stop = share(len(mine), ranks, rank)
+        source = batches.source(start)
+        batches.begin(step)
+        if stop > start:
+            place.run(source.scaled(X.rows(0, stop - start), 1.0))
+        batches.end(step)
+        batches.ahead(step)
+        seen = X.rows(0, stop - start).to_host().astype(int), source.labels.rows(0, stop - start).to_host()
+        assert np.array_equal(seen[0], IMAGES[mine[start:stop]])
+        assert np.array_equal(seen[1], LABELS[mine[start:stop]])
+        at = (at + batches.advance(len(mine))) % batches.places
+        state.set(np.array([at], np.int32))
+    batches.close()
+
+
+@pytest.mark.parametrize(("samples", "batch", "epochs"), [(24, 3, 2), (20, 3, 3), (9, 3, 5), (3, 3, 1)])
+def test_helpers_are_given_chunks_and_not_batches(samples, batch, epochs):
+    place, schedule = Place(CpuDriver(), None), Schedule(20, samples, batch, epochs, True, 5)
+    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
+    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), state, 3)
+    given = []
+    for number, helper in enumerate(batches._feed.helpers):
+        start = helper.start
+        helper.start = lambda work, start=start, number=number: (given.append(number), start(work))
+    batches.start()
+    chunks = -(-schedule.steps // 4)
+    assert len(given) == min(1 + 3, chunks)  # one is sent, and none of the three is idle
+    for step in range(schedule.steps):
+        batches.begin(step)
+        batches.end(step)
+        batches.ahead(step)
+    assert given == [chunk % 3 for chunk in range(chunks)]
+
+
+def test_the_next_chunk_is_sent_with_the_first_step_of_one(monkeypatch):
+    """So that its copy has all of the chunk's steps to hide behind."""
+    sent = []
+    monkeypatch.setattr(streamed.Feed, "send", lambda feed, chunk: sent.append(chunk))
+    place, schedule = Place(CpuDriver(), None), Schedule(20, 20, 2, 2, True, 5)
+    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
+    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), state, 2)
+    batches.start()
+    after = []
+    for step in range(schedule.steps):
+        batches.ahead(step)
+        after.append(sent[-1])
+    assert after == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 8
+    assert sent == [0, 1, 2, 3, 4]
+
+
+LATE = """
+extern "C" __global__ void late(int nanoseconds, int *x)
+{
+    for (const long long start = clock64(); clock64() - start < nanoseconds;)
+        ;
+    x[0] += 1;
+}
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("behind", ["compute", "upload"])
+def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
+    """One of them is far behind: nothing arrives before the steps that use its place are over, and no step
+    begins before its batch is there."""
+    from nn.launches import Kernels
+
+    place, schedule = Place(driver, Kernels(library, np.float32)), Schedule(17, 20, 7, 6, True, 5)
+    (tmp_path / "late.cu").write_text(LATE)
+    state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
+    loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
+    batches = batches_of(way, place, schedule, FakeJob(1, 0), state.rows(0, 1), 7)
+    X = [DeviceArray.empty(driver, (schedule.size(step), 3), np.float32) for step in range(schedule.steps)]
+    late = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache")).kernel("late", "late")
+    count = DeviceArray.from_host(driver, np.zeros(1, np.int32))
+    late = late.bind((1,), (1,), 3_000_000, count)
+    late_stream = getattr(place.streams, behind)
+    late(late_stream)
+    batches.start()
+    for step in range(schedule.steps):
+        batches.begin(step)
+        late(late_stream)
+        place.run(batches.source(0).scaled(X[step], 1.0))
+        advance = batches.advance(schedule.size(step))
+        place.run(operations.next_batch(loss, ring, state, advance, batches.places))
+        batches.end(step)
+        batches.ahead(step)
+    batches.close()
+    for step in range(schedule.steps):
+        assert X[step].to_host().astype(int).tolist() == IMAGES[schedule.rows(step)].tolist(), step
