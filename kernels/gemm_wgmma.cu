@@ -22,8 +22,8 @@
 // N numbers.
 
 #include "common.cuh"
-#include "activations.cuh"
 #include "bfloat16.cuh"
+#include "result.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -199,23 +199,6 @@ struct Block {
     }
 };
 
-struct Result {
-    real alpha, beta;
-    const real *C, *bias;
-    real *D;
-    int ldc, ldd;
-
-    __device__ void store(int m, int n, real sum) const
-    {
-        real result = alpha * sum;
-        if (beta != 0)
-            result += beta * C[(offset)m * ldc + n];
-        if (bias)
-            result += bias[n];
-        D[(offset)m * ldd + n] = ACTIVATE(result);
-    }
-};
-
 template <int GROUPS, int BN>
 __device__ inline void gemm(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages,
                             real *partials, const Result &result)
@@ -266,7 +249,7 @@ __device__ inline void gemm(int M, int N, int K, const TensorMap *A, const Tenso
     }
 }
 
-// With `partials` (gridDim.z x M x N) what is stored are the sums of each part of K, for sum_parts.
+// With `partials` (gridDim.z x M x N) what is stored are the sums of each part of K, for sum_parts.cu.
 
 extern "C" __global__ void __launch_bounds__(256)
 gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, real *partials,
@@ -298,24 +281,4 @@ gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
 {
     wait_for_kernel_before();
     gemm<2, 128>(M, N, K, A, B, stages, partials, {alpha, beta, C, bias, D, ldc, ldd});
-}
-
-// D from the sums of `parts` parts of K, added in their order.
-//
-// Block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the columns, any
-// number of each.
-extern "C" __global__ void sum_parts(int M, int N, int parts, const real *partials, real alpha, real beta,
-                                     const real *C, int ldc, const real *bias, real *D, int ldd)
-{
-    wait_for_kernel_before();
-    const Result result = {alpha, beta, C, bias, D, ldc, ldd};
-    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x;
-    for (int m = blockIdx.x * blockDim.y + threadIdx.y; m < M; m += row_step)
-        for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < N; n += column_step) {
-            real sum = 0;
-#pragma unroll 4
-            for (int part = 0; part < parts; part++)
-                sum += partials[((offset)part * M + m) * N + n];
-            result.store(m, n, sum);
-        }
 }

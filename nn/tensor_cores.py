@@ -236,8 +236,9 @@ class TensorCores:
         )
         if partials is None:
             return [product]
-        add = self._kernel("sum_parts", *constants)
-        return [product, add.bind(*plane_shape(M, N), M, N, tiling.parts, partials, *result)]
+        file, add_constants = parts_sum(activation)
+        add = self._library.kernel(file, "sum_parts", **add_constants)
+        return [product, add.bind(*plane_shape(M, N), M, N, tiling.parts, partials, None, None, *result)]
 
     def _kernel(
         self, name: str, transpose_a: bool, transpose_b: bool, terms_a: int, terms_b: int, activation: str
@@ -257,3 +258,8 @@ def tensor_product(
         "TERMS": f"{terms_a}{terms_b}",
         "ACTIVATION": activation,
     }
+
+
+def parts_sum(activation: str) -> tuple[str, Constants]:
+    """The kernel file and constants of what adds the parts of K of a product."""
+    return "sum_parts", {"REAL": "float", "ACTIVATION": activation}
