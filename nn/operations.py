@@ -114,6 +114,8 @@ class SumGradients:
 
     bucket: int
     part: str = BACKWARD
+    leaves: DeviceArray | None = None
+    """The bucket's gradients, where rewrites of the list may know that others are not done yet."""
 
 
 Item = Operation | SumGradients
