@@ -12,13 +12,14 @@
 //
 // TERMS == 2: x = hi + lo, hi the nearest TF32 number, lo = x - hi what is left, exactly. Then
 //     x y = hi hi + (hi lo + lo hi) + what is below 2^-22 of it,
-// three products instead of one, for float32's accuracy (after Ootomo and Yokota, "Recovering single precision
-// accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022). Of lo 11 bits are
-// more than is left but for one, so the tensor cores may cut it. hi is rounded, not cut: lo lo, which is left
-// out, would be 2^-22 of x y on average and always of its sign, and now is of either. The split costs three
-// instructions a number, in registers. Tensor cores round toward zero when they add, 6e-6 off over a long K: so
-// they add up 32 along k, small products before large ones of each 8, and those sums are added in float32.
-// An infinite number, or one of 3.4027e38 or more, has an infinite hi and no finite lo: what it meets is NaN.
+// three products instead of one, for float32's accuracy (after Ootomo and Yokota, "Recovering single
+// precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022). lo has
+// up to 12 bits, of which the tensor cores take 11: it needs no rounding. hi is rounded, not cut: cut, lo lo,
+// which is left out, would be 2^-22 of x y on average and always of its sign; now it is of either. The split
+// costs three instructions a number, in registers. Tensor cores round toward zero when they add, 6e-6 off over
+// a long K: so they add up 32 along k, small products before large ones in each 8, and those sums are added
+// in float32. An infinite number, or one of 3.4027e38 or more, has an infinite hi and no finite lo: what it
+// meets is NaN.
 //
 // TERMS == 1: plain TF32, errors of 2^-11 of each number, added up by the tensor cores alone. Numbers are
 // rounded to the nearest: cut, all would be too small, and so would their sums. It is one addition of half a
@@ -39,8 +40,8 @@ const int SQUARE = 32;  // lines of an operand that a warp has in registers
 // ---------------------------------------------------------------------------------------------------------
 // Tiles.
 //
-// A "line" is what an operand has besides k: a row m of op(A), a column n of op(B). A tile keeps the layout of
-// its operand, rows that are contiguous along k or along the lines: cp.async brings what lies together in
+// A "line" is what an operand has besides k: a row m of op(A), a column n of op(B). A tile keeps the layout
+// of its operand, rows that are contiguous along k or along the lines: cp.async brings what lies together in
 // memory, and cannot transpose.
 //
 // The mma instruction wants its numbers spread over the lanes: lane (g, t) = (lane / 4, lane % 4) holds k = t
@@ -48,9 +49,9 @@ const int SQUARE = 32;  // lines of an operand that a warp has in registers
 // have the same of k. Here lane (g, t) reads lines 4 g to 4 g + 3, k from 4 t to 4 t + 3: patches of 4 x 4,
 // four loads of 16 bytes in either layout. Its results are 4 x 8 neighbours of D.
 //
-// The 8 lanes that load 16 bytes at once, two g of four t, must meet all 32 banks. Along k they read 16 floats
-// of lines 4 apart: every second four lines have the halves of their rows swapped. Along the lines they read 8
-// floats of rows 4 apart: a row's groups of 8 are permuted by xor with k / 4.
+// The 8 lanes that load 16 bytes at once, two g of four t, must meet all 32 banks. Along k they read 16
+// floats of lines 4 apart: every second four lines have the halves of their rows swapped. Along the lines they
+// read 8 floats of rows 4 apart: a row's groups of 8 are permuted by xor with k / 4.
 // ---------------------------------------------------------------------------------------------------------
 
 template <bool K_CONTIGUOUS, int LINES>
@@ -132,12 +133,13 @@ struct Split {
     }
 };
 
-// 32 x 32 sums of a warp: for each 16 x 8 those of an mma, [i][j] of lines 4 g + 2 i and 4 g + 2 i + 1 of A and
-// lines 8 t + j and 8 t + 4 + j of B.
+// 32 x 32 sums of a warp: for each 16 x 8 those of an mma, [i][j] of lines 4 g + 2 i and 4 g + 2 i + 1 of A
+// and lines 8 t + j and 8 t + 4 + j of B.
 typedef real Sums[2][4][4];
 
 // Adds the products of two patches, 16 along k.
-__device__ inline void multiply_patches(Sums &sums, const real (&a)[PATCH][PATCH], const real (&b)[PATCH][PATCH])
+__device__ inline void multiply_patches(Sums &sums, const real (&a)[PATCH][PATCH],
+                                        const real (&b)[PATCH][PATCH])
 {
 #pragma unroll
     for (int k = 0; k < PATCH; k += 2) {
@@ -167,10 +169,10 @@ __device__ inline void multiply_patches(Sums &sums, const real (&a)[PATCH][PATCH
 // ---------------------------------------------------------------------------------------------------------
 // The product.
 //
-// Block of a warp for each WARP_M x WARP_N of BM x BN of D; the grid's x counts tiles down D, y across, z parts
-// of K. Dynamic shared memory: STAGES tiles of both operands. While one is multiplied, the next ones are on
-// their way; one barrier a tile. Where D has too few tiles to fill the device, K is split into parts, whose
-// sums are added in their order (sum_parts.cu).
+// Block: a warp for each WARP_M x WARP_N of BM x BN of D; the grid's x counts tiles down D, y across, z parts
+// of K. Dynamic shared memory: STAGES tiles of both operands, 48 KiB at 64 x 64, 96 KiB at 128 x 128. While
+// one is multiplied, the next ones are on their way; one barrier a tile. Where D has too few tiles to fill the
+// device, K is split into parts, whose sums are added in their order (sum_parts.cu).
 //
 // `sums`, unless null, gets the sums over k of the M rows of op(A) (with parts of K: of each part). They are
 // made by the blocks of the first column of tiles, from patches that are in registers anyway: of dW = dZ' X
@@ -298,7 +300,8 @@ struct Block {
                 for (int j = 0; j < SQUARES_N; j++)
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const int m = first_m + line_m + i * SQUARE + row, n = n0 + j * SQUARE + half * VECTOR;
+                        const int m = first_m + line_m + i * SQUARE + row;
+                        const int n = n0 + j * SQUARE + half * VECTOR;
                         real values[VECTOR];
 #pragma unroll
                         for (int v = 0; v < VECTOR; v++)

@@ -1,11 +1,11 @@
-// The end of a matrix product whose K was split into parts: D = f(alpha sum + beta C + bias) of the sums of the
-// parts, which gemm_mma.cu and gemm_wgmma.cu leave where D has too few tiles to fill the device.
+// The end of a matrix product whose K was split into parts: D = f(alpha sum + beta C + bias) of the sums of
+// the parts, which gemm_mma.cu and gemm_wgmma.cu leave where D has too few tiles to fill the device.
 // constants: REAL=float ACTIVATION=identity|sigmoid|tanh|relu
 //
 // Block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the columns, any
 // number of each. The parts (`parts` x M x N) are added in their order, so that the same bits come out twice.
-// Where `sums` is not null, it gets the sums of M rows of op(A), those of each part from `row_sums` (`parts` x
-// M).
+// Where `sums` is not null, it gets the sums of M rows of op(A), those of each part from `row_sums` (`parts`
+// x M).
 
 #include "common.cuh"
 #include "result.cuh"
