@@ -14,17 +14,17 @@
 //     x y = hi hi + (hi lo + lo hi) + what is below 2^-22 of it,
 // three products instead of one, for float32's accuracy (after Ootomo and Yokota, "Recovering single
 // precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022). lo has
-// up to 12 bits, of which the tensor cores take 11: it needs no rounding. hi is rounded, not cut: cut, lo lo,
-// which is left out, would be 2^-22 of x y on average and always of its sign; now it is of either. The split
-// costs three instructions a number, in registers. Tensor cores round toward zero when they add, 6e-6 off over
-// a long K: so they add up 32 along k, small products before large ones in each 8, and those sums are added
-// in float32. An infinite number, or one of 3.4027e38 or more, has an infinite hi and no finite lo: what it
-// meets is NaN.
+// up to 12 bits, of which the tensor cores take 11: it needs no rounding. hi is rounded, not cut: cut, lo
+// lo, which is left out, would be 2^-22 of x y on average and always of its sign; now it is of either. The
+// split costs three instructions a number, in registers. Tensor cores round toward zero when they add, 6e-6
+// off over a long K: so they add up 32 along k, small products before large ones in each 8, and those sums
+// are added in float32. An infinite number, or one of 3.4027e38 or more, has an infinite hi and no finite lo:
+// what it meets is NaN.
 //
 // TERMS == 1: plain TF32, errors of 2^-11 of each number, added up by the tensor cores alone. Numbers are
-// rounded to the nearest: cut, all would be too small, and so would their sums. It is one addition of half a
-// last bit, less than what cvt.rna takes where it is not one instruction (sm_90); NaN is left alone, for its
-// bits could become a zero's.
+// rounded to the nearest: cut, all would be too small, and so would their sums. Half a last bit is added to
+// the bits (of cvt.rna nvcc makes the same, and an instruction more); not to a NaN's, which could become a
+// zero's.
 
 #include "common.cuh"
 #include "mma.cuh"
@@ -50,8 +50,8 @@ const int SQUARE = 32;  // lines of an operand that a warp has in registers
 // four loads of 16 bytes in either layout. Its results are 4 x 8 neighbours of D.
 //
 // The 8 lanes that load 16 bytes at once, two g of four t, must meet all 32 banks. Along k they read 16
-// floats of lines 4 apart: every second four lines have the halves of their rows swapped. Along the lines they
-// read 8 floats of rows 4 apart: a row's groups of 8 are permuted by xor with k / 4.
+// floats of lines 4 apart: every second four lines have the halves of their rows swapped. Along the lines
+// they read 8 floats of rows 4 apart: a row's groups of 8 are permuted by xor with k / 4.
 // ---------------------------------------------------------------------------------------------------------
 
 template <bool K_CONTIGUOUS, int LINES>
@@ -67,31 +67,33 @@ struct Operand {
     __device__ bool wide() const { return (size_t)data % 16 == 0 && ld % VECTOR == 0; }
 };
 
-// Starts a thread's share of the copy of a tile. What lies outside the operand is zero.
+// Starts a thread's share of the copy of a tile: four neighbours in each of some rows of memory, STEP apart.
+// What lies outside the operand is zero.
 template <bool K_CONTIGUOUS, int LINES, int THREADS>
 __device__ inline void fetch(AsyncCopies &copies, real *tile, const Operand &operand, bool wide,
                              int first_line, int first_k)
 {
-    const int ACROSS = (K_CONTIGUOUS ? DEPTH : LINES) / VECTOR;  // vectors side by side in memory
+    const int WIDTH = K_CONTIGUOUS ? DEPTH : LINES, HEIGHT = K_CONTIGUOUS ? LINES : DEPTH;
+    const int ACROSS = WIDTH / VECTOR, STEP = THREADS / ACROSS;
+    const int x = threadIdx.x % ACROSS * VECTOR, y = threadIdx.x / ACROSS;  // in the tile
+    const int column = (K_CONTIGUOUS ? first_k : first_line) + x;
+    const int row = (K_CONTIGUOUS ? first_line : first_k) + y;
+    const int rows = K_CONTIGUOUS ? operand.lines : operand.K;
+    const int inside = max(0, min((K_CONTIGUOUS ? operand.K : operand.lines) - column, VECTOR));
+    const real *source = operand.data + (offset)row * operand.ld + column;
+    const offset next = (offset)STEP * operand.ld;
 #pragma unroll
-    for (int i = 0; i < LINES * DEPTH / VECTOR / THREADS; i++) {
-        const int index = threadIdx.x + i * THREADS;
-        const int along = index % ACROSS * VECTOR, across = index / ACROSS;
-        const int line = first_line + (K_CONTIGUOUS ? across : along);
-        const int k = first_k + (K_CONTIGUOUS ? along : across);
-        const int rest = K_CONTIGUOUS ? (line < operand.lines ? operand.K - k : 0)
-                                      : (k < operand.K ? operand.lines - line : 0);
-        const int inside = max(0, min(rest, VECTOR));
-        const offset from = K_CONTIGUOUS ? (offset)line * operand.ld + k : (offset)k * operand.ld + line;
-        const real *source = operand.data + (inside > 0 ? from : 0);
-        real *target = tile + slot<K_CONTIGUOUS, LINES>(line - first_line, k - first_k);
+    for (int i = 0; i < HEIGHT; i += STEP) {
+        real *target = tile + (K_CONTIGUOUS ? slot<true, LINES>(y + i, x) : slot<false, LINES>(x, y + i));
+        const int count = row + i < rows ? inside : 0;
         if (wide) {
-            copies.start<16>(target, source, inside);
+            copies.start<16>(target, source, count);
         } else {
 #pragma unroll
             for (int v = 0; v < VECTOR; v++)
-                copies.start<4>(target + v, source + (v < inside ? v : 0), v < inside);
+                copies.start<4>(target + v, source + v, v < count);
         }
+        source += next;
     }
 }
 
@@ -125,7 +127,7 @@ struct Split {
     {
         const unsigned bits = __float_as_uint(x);
         if (TERMS == 1) {
-            hi[i] = x == x ? __uint_as_float(bits + HALF_BIT) : x;
+            hi[i] = __uint_as_float(bits + (x == x ? HALF_BIT : 0));
         } else {
             hi[i] = __uint_as_float((bits + HALF_BIT) & ~IGNORED);  // a NaN goes on in lo
             lo[i] = x - hi[i];
@@ -171,8 +173,8 @@ __device__ inline void multiply_patches(Sums &sums, const real (&a)[PATCH][PATCH
 //
 // Block: a warp for each WARP_M x WARP_N of BM x BN of D; the grid's x counts tiles down D, y across, z parts
 // of K. Dynamic shared memory: STAGES tiles of both operands, 48 KiB at 64 x 64, 96 KiB at 128 x 128. While
-// one is multiplied, the next ones are on their way; one barrier a tile. Where D has too few tiles to fill the
-// device, K is split into parts, whose sums are added in their order (sum_parts.cu).
+// one is multiplied, the next ones are on their way; one barrier a tile. Where D has too few tiles to fill
+// the device, K is split into parts, whose sums are added in their order (sum_parts.cu).
 //
 // `sums`, unless null, gets the sums over k of the M rows of op(A) (with parts of K: of each part). They are
 // made by the blocks of the first column of tiles, from patches that are in registers anyway: of dW = dZ' X

@@ -115,7 +115,7 @@ class SumGradients:
     bucket: int
     part: str = BACKWARD
     leaves: DeviceArray | None = None
-    """The bucket's gradients, where rewrites of the list may know that others are not done yet."""
+    """The bucket's gradients, if known: by then these must be there, others may still be made."""
 
 
 Item = Operation | SumGradients

@@ -8,6 +8,7 @@ import pytest
 from nn import operations
 from nn.fuse import fuse
 from nn.launches import Kernels, runs_gemm
+from nn.network import Network
 from nn.operations import BACKWARD, FORWARD, SumGradients
 from nn.run import run
 from nn.tensor_cores import TermsPool
@@ -15,6 +16,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from tests.nn.test_fuse import Arrays, End, names, run_items
 from tests.nn.test_run import using
+from tests.nn.test_step import Model
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,27 @@ def test_an_activation_goes_into_no_other_product(driver, kernels):
     assert len(fused([product, operations.bias_activation("A", step.dZ1, step.b1, "tanh")], kernels)) == 2
     product = operations.gemm("Z", FORWARD, step.A1, step.X, step.W1, transpose_b=True)
     assert len(fused([product, operations.bias_activation("A", step.dZ1, step.b1, "tanh")], kernels)) == 2
+
+
+def test_a_bucket_leaves_when_all_of_its_gradients_are_there(kernels, monkeypatch):
+    """Biases made by the products of several panels, too: a gradient is NaN until it is made."""
+    monkeypatch.setattr("nn.plan.PANEL_BYTES", 700)
+    model = Model(Network((31, 17, 19, 26, 10), "sigmoid", "softmax"), CpuDriver(), None, np.float32, 40)
+    model.fill_slot(0, 40)
+    gradients = model.gradients.flat.host_view()
+    gradients[:] = np.nan
+    items = fuse(model.items(40, 40), kernels, TermsPool(model.driver))
+    assert not any(name.startswith("bias gradient") for name in names(items))
+    left = {}
+    for item in items:
+        if isinstance(item, SumGradients):
+            left[item.bucket] = gradients[slice(*model.panels[item.bucket].bucket)].copy()
+        else:
+            item.in_numpy()()
+    assert len(left) == len(model.panels) > 4
+    for bucket, values in left.items():
+        np.testing.assert_array_equal(values, gradients[slice(*model.panels[bucket].bucket)])
+    assert all(np.isfinite(array).all() for array in model.gradients.to_host().values())
 
 
 @pytest.mark.parametrize("hidden, math", [((48, 40), "float32"), ((40,), "tf32")])
