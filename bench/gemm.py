@@ -20,7 +20,7 @@ from bench import cublas
 from bench.cublas import MATHS, Cublas
 from bench.program import Parser, require_gpu, start
 from bench.timing import StreamClock, Times, Work, alternate
-from nn.launches import GEMM_VERSIONS, PLAIN_GEMM_VERSIONS, Kernels
+from nn.launches import GEMM_VERSIONS, Kernels, runs_gemm
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 
@@ -139,12 +139,14 @@ class Operands:
 
 
 def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) -> dict[str, Contender]:
-    """All ways to the product, by name: the versions from the first to the fastest, `auto`, cuBLAS."""
+    """All ways to the product that the device has, by name: the versions from the first to the fastest,
+    `auto`, cuBLAS."""
     A, B, D, product = operands.A, operands.B, operands.D, operands.product
     transposed = product.transpose_a, product.transpose_b
     contenders = {
         version: Contender(Kernels(library, np.float32, version).gemm(D, A, B, *transposed), "float32")
         for version in (*GEMM_VERSIONS, "auto")
+        if runs_gemm(version, library.driver.architecture)
     }
     if cublas is not None:
         for math in MATHS:
@@ -240,8 +242,11 @@ def main(arguments: Sequence[str]) -> int:
     print(f"Matrix products in float32 on {driver.device_name}; x: times as fast as")
     print(rival.name if rival else "cuBLAS: not installed: PyTorch or CuPy would bring it", flush=True)
     library = KernelLibrary(driver)
-    for version in (PLAIN_GEMM_VERSIONS[-1], "auto"):
-        library.compile(Kernels(library, np.float32, version).required("sigmoid", "softmax", 10, np.uint8))
+    for version in GEMM_VERSIONS[GEMM_VERSIONS.index("tiled") :]:
+        if runs_gemm(version, driver.architecture):
+            library.compile(
+                Kernels(library, np.float32, version).required("sigmoid", "softmax", 10, np.uint8)
+            )
     all_results = {}
     for product, results in measure(PRODUCTS, library, rival):
         all_results[product] = results

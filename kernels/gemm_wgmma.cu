@@ -23,8 +23,8 @@
 // N numbers.
 
 #include "common.cuh"
-#include "activations.cuh"
 #include "bfloat16.cuh"
+#include "result.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -235,39 +235,20 @@ struct Block {
     }
 };
 
-struct Result {
-    int M, N;
-    real alpha, beta;
-    const real *C, *bias;
-    real *D;
-    int ldc, ldd;
-
-    __device__ bool has(int m, int n) const { return m < M && n < N; }
-
-    __device__ real of(int m, int n, real sum) const
-    {
-        const bool inside = has(m, n);
-        real result = alpha * sum;
-        result += beta != 0 && inside ? beta * C[(offset)m * ldc + n] : 0;
-        result += bias && inside ? bias[n] : 0;
-        return ACTIVATE(result);
+// Two neighbours of a row of D; `wide` if both are in it, and aligned to 8 bytes.
+__device__ inline void store(const Result &result, int m, int n, real first, real second, bool wide)
+{
+    const float2 pair = {result.value(m, n, first), result.value(m, n + 1, second)};
+    real *place = result.D + ((offset)m * result.ldd + n);
+    if (wide) {
+        *(float2 *)place = pair;
+    } else {
+        if (result.has(m, n))
+            place[0] = pair.x;
+        if (result.has(m, n + 1))
+            place[1] = pair.y;
     }
-
-    // Two neighbours of a row; `wide` if both are in D, and aligned to 8 bytes.
-    __device__ void store(int m, int n, real first, real second, bool wide) const
-    {
-        const float2 pair = {of(m, n, first), of(m, n + 1, second)};
-        real *place = D + ((offset)m * ldd + n);
-        if (wide) {
-            *(float2 *)place = pair;
-        } else {
-            if (has(m, n))
-                place[0] = pair.x;
-            if (has(m, n + 1))
-                place[1] = pair.y;
-        }
-    }
-};
+}
 
 // Where K is in parts: what their blocks leave for the one of the last part.
 struct Parts {
@@ -363,7 +344,7 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
                       (size_t)result.D % sizeof(float2) == 0;
 #pragma unroll
     for (int i = 0; i < BN / 2; i += 2)
-        result.store(first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+        store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -6,30 +6,30 @@
 - From the hidden layer below a narrow output layer to that hidden layer's gradient is one kernel, and so are
   the output layer's gradients.
 
-Fusing is a choice by shape: what does not fit stays as it was.
+Fusing is a choice by shape: what does not fit stays as it was. Where tensor cores read operands as they are,
+the list is that of nn/fuse_arrays.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from nn.fuse_arrays import fuse_arrays
 from nn.launches import Kernels
-from nn.narrow_head import narrow_head_partials
-from nn.operations import (
-    ActivationBackward,
-    BiasActivation,
-    ColumnSums,
-    Compute,
-    Head,
-    Item,
-    Operation,
-    Pixels,
-    Product,
-    SumGradients,
+from nn.operations import BiasActivation, Compute, Item, Operation, Pixels, Product
+from nn.patterns import (
+    NarrowEnd,
+    columns_within,
+    match_narrow_end,
+    merged,
+    narrow_end_operation,
+    overlap,
+    product_sizes,
+    same,
 )
 from nn.tensor_cores import COLUMN_STEP, Terms, TermsPool, products
-from pyrt.kernels import Launch, in_order
+from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
 
 
@@ -45,53 +45,14 @@ def fuse(
     """
     if kernels is None or not kernels.uses_tensor_cores:
         return list(items)
+    if not kernels.uses_terms:
+        return fuse_arrays(items, kernels)
     rewrite = _Rewrite(kernels, pool, [_Split(array, terms) for array, terms in known])
     rest = list(items)
     while rest:
         count = rewrite.take(rest)
         del rest[:count]
     return rewrite.items
-
-
-@dataclass(frozen=True)
-class NarrowEnd:
-    """The operations from the last hidden layer on, in the order in which a step has them, and a bucket."""
-
-    LENGTH = 9
-
-    logits: Product
-    head: Head
-    loss: ColumnSums
-    db: ColumnSums
-    dA: Product
-    below: ActivationBackward
-    dW: Product
-    db_below: ColumnSums
-
-
-def match_narrow_end(items: Sequence[Item]) -> NarrowEnd | None:
-    """The end of the network, if these items begin with it: one bucket, and no bias in between."""
-    first = items[: NarrowEnd.LENGTH]
-    match [item.what if isinstance(item, Operation) else item for item in first]:
-        case [
-            Product() as logits,
-            Head() as head,
-            ColumnSums() as loss,
-            ColumnSums() as db,
-            Product() as dA,
-            ActivationBackward() as below,
-            Product() as dW,
-            SumGradients(),
-            ColumnSums() as db_below,
-        ] if (
-            all(_same(array, head.Z) for array in (logits.D, db.X, dA.A, dW.A))
-            and all(_same(array, dA.D) for array in (below.dA, db_below.X))
-            and all(_same(array, logits.A) for array in (below.A, dW.B))
-            and _same(dA.B, logits.B)
-            and loss.X.pointer == head.losses.pointer
-        ):
-            return NarrowEnd(logits, head, loss, db, dA, below, dW, db_below)
-    return None
 
 
 @dataclass(frozen=True)
@@ -104,14 +65,12 @@ class _Split:
 
     def of(self, array: DeviceArray) -> _Split | None:
         """The terms of this array, or of a view of some of its columns."""
-        if _same(array, self.array):
+        if same(array, self.array):
             return self
-        start = (array.pointer - self.array.pointer) // self.array.dtype.itemsize
-        stop = start + array.shape[-1]
-        alike = array.ld == self.array.ld and array.shape[0] == self.array.shape[0]
-        if not alike or start % COLUMN_STEP or not 0 <= start <= stop <= self.array.shape[-1]:
+        columns = columns_within(array, self.array)
+        if columns is None or columns[0] % COLUMN_STEP:
             return None
-        return replace(self, array=array, terms=self.terms.some_columns(start, stop))
+        return replace(self, array=array, terms=self.terms.some_columns(*columns))
 
 
 class _Rewrite:
@@ -134,7 +93,7 @@ class _Rewrite:
             return NarrowEnd.LENGTH
         if isinstance(item.what, Pixels) and item.what.exact and self._all_products(item.what.X, later):
             self._pixels(item, item.what)
-        elif isinstance(item.what, Product) and self._kernels.prefers_tensor_cores(*_sizes(item.what)):
+        elif isinstance(item.what, Product) and self._kernels.prefers_tensor_cores(*product_sizes(item.what)):
             return self._product(item, item.what, later)
         else:
             self._append(item)
@@ -148,7 +107,7 @@ class _Rewrite:
     def _forget(self, written: Sequence[DeviceArray]) -> None:
         """Terms of matrices that are written over."""
         self._splits = [
-            split for split in self._splits if not any(_overlap(split.array, array) for array in written)
+            split for split in self._splits if not any(overlap(split.array, array) for array in written)
         ]
 
     def _all_products(self, X: DeviceArray, later: Sequence[Item]) -> bool:
@@ -156,10 +115,10 @@ class _Rewrite:
         readers = [
             item.what
             for item in later
-            if isinstance(item, Operation) and any(_overlap(X, array) for array in item.reads)
+            if isinstance(item, Operation) and any(overlap(X, array) for array in item.reads)
         ]
         return all(
-            isinstance(what, Product) and self._kernels.prefers_tensor_cores(*_sizes(what))
+            isinstance(what, Product) and self._kernels.prefers_tensor_cores(*product_sizes(what))
             for what in readers
         )
 
@@ -179,17 +138,7 @@ class _Rewrite:
         terms = None
         if self._all_products(dZ, later):
             terms = self._take_terms(self._kernels.terms, *dZ.shape)
-        parts = [item for item in items[: NarrowEnd.LENGTH] if isinstance(item, Operation)]
-        reads = end.logits.A, end.logits.B, end.head.b, end.head.labels
-        sums = end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums
-        operation = _one(
-            f"{parts[0].name} to {parts[-1].name}",
-            parts,
-            reads,
-            (dZ if terms is None else terms.numbers, *sums),
-            lambda kernels: _launch_narrow_end(kernels, end, terms),
-        )
-        self._append(operation)
+        self._append(narrow_end_operation(end, items, terms))
         if terms is not None:
             self._splits.append(_Split(dZ, terms))
         self.items += [item for item in items[: NarrowEnd.LENGTH] if not isinstance(item, Operation)]
@@ -203,10 +152,10 @@ class _Rewrite:
         )
         after = later[0] if later else None
         epilogue = after.what if isinstance(after, Operation) else None
-        if isinstance(epilogue, BiasActivation) and _same(epilogue.Z, what.D):
+        if isinstance(epilogue, BiasActivation) and same(epilogue.Z, what.D):
             assert isinstance(after, Operation)
             bias, activation = epilogue.b, epilogue.activation
-            operation = _one(
+            operation = merged(
                 operation.name,
                 [operation, after],
                 (*operation.reads, bias),
@@ -258,59 +207,6 @@ def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
     )
 
 
-def _one(
-    name: str,
-    parts: Sequence[Operation],
-    reads: tuple[DeviceArray, ...],
-    writes: tuple[DeviceArray, ...],
-    on_device: Callable[[Kernels], Launch],
-) -> Operation:
-    """One operation that does what these do in their order; what they leave for each other is not kept."""
-
-    def in_numpy() -> Compute:
-        calls = [part.in_numpy() for part in parts]
-
-        def compute() -> None:
-            for call in calls:
-                call()
-
-        return compute
-
-    return Operation(
-        name,
-        parts[0].part,
-        reads,
-        writes,
-        sum(part.flops for part in parts),
-        on_device,
-        in_numpy,
-        tensor_flops=sum(part.tensor_flops for part in parts),
-    )
-
-
-def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) -> Launch:
-    A, head, driver = end.logits.A, end.head, end.logits.A.driver
-    (rows, hidden), (_, classes) = A.shape, head.Z.shape
-    shape = narrow_head_partials(rows, hidden, classes, A.dtype, driver.multiprocessors)
-    launches = kernels.narrow_head.bind(
-        head.kind,
-        end.below.activation,
-        A,
-        end.logits.B,
-        head.b,
-        head.labels,
-        DeviceArray.empty(driver, shape, A.dtype),
-        end.dW.D,
-        end.db.sums,
-        end.db_below.sums,
-        end.loss.sums,
-        head.scale,
-        dZ=end.below.dA if terms is None else None,
-        terms=terms.matrix if terms is not None else None,
-    )
-    return in_order(launches)
-
-
 def _multiply(
     kernels: Kernels, what: Product, A: _Split, B: _Split, bias: DeviceArray | None, activation: str
 ) -> Launch:
@@ -324,23 +220,3 @@ def _multiply(
         bias=bias,
         activation=activation,
     )
-
-
-def _sizes(what: Product) -> tuple[int, int, int]:
-    """M, N, K."""
-    M, N = what.D.shape
-    return M, N, what.A.shape[0 if what.transpose_a else 1]
-
-
-def _same(one: DeviceArray, other: DeviceArray) -> bool:
-    return (one.pointer, one.shape, one.ld) == (other.pointer, other.shape, other.ld)
-
-
-def _overlap(one: DeviceArray, other: DeviceArray) -> bool:
-    return one.pointer < _end(other) and other.pointer < _end(one)
-
-
-def _end(array: DeviceArray) -> int:
-    rows = array.shape[0] if len(array.shape) == 2 else 1
-    elements = (rows - 1) * array.ld + array.shape[-1] if array.size else 0
-    return array.pointer + elements * array.dtype.itemsize

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
+from nn.mma import MMA_TERMS, Mma, has_mma, mma_product, parts_sum
 from nn.narrow_head import NARROW_CLASSES, NarrowHead, narrow_head_constants, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
 from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32, tensor_product
@@ -23,13 +24,14 @@ from pyrt.memory import DeviceArray
 PLAIN_GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
 """Versions of the matrix product that every device runs, in both dtypes, from the first to the fastest."""
 
-GEMM_VERSIONS = (*PLAIN_GEMM_VERSIONS, "wgmma")
-"""All versions; the tensor cores' is for float32, and for devices of `TENSOR_ARCHITECTURES`."""
+GEMM_VERSIONS = (*PLAIN_GEMM_VERSIONS, "mma", "wgmma")
+"""All versions; the last two are for float32, and for tensor cores that not all devices have: `runs_gemm`."""
 
 TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
+"""Those with the tensor cores of ``wgmma``."""
 
 THIN, THIN_GEMM = 32, "register"
-"""K up to which splitting operands costs more than the whole product, and what is fastest there."""
+"""K up to which tensor cores are not worth while, and what is fastest there."""
 
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
@@ -42,9 +44,19 @@ _COLUMN_SUM_WIDTH = 8  # columns a block: 32 bytes of float32, the least that me
 
 def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
     """The version of the matrix product that is fastest for numbers of this dtype on this architecture."""
-    if np.dtype(dtype) == np.float32 and architecture == "sm_90a":
-        return "wgmma"
+    if np.dtype(dtype) == np.float32 and architecture != "emulated":  # whose fastest is what does least
+        if architecture in TENSOR_ARCHITECTURES:
+            return "wgmma"
+        if has_mma(architecture):
+            return "mma"
     return PLAIN_GEMM_VERSIONS[-1]
+
+
+def runs_gemm(version: str, architecture: str) -> bool:
+    """Whether devices of this architecture run a version of the matrix product."""
+    if version == "wgmma":
+        return architecture in TENSOR_ARCHITECTURES
+    return version != "mma" or has_mma(architecture)
 
 
 def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
@@ -96,7 +108,7 @@ class Kernels:
     library: where the kernels come from
     dtype: float32 or float64, of all numbers
     gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
-    math: the accuracy of ``wgmma``, one of `nn.tensor_cores.TERMS`
+    math: the accuracy of ``wgmma``, one of `nn.tensor_cores.TERMS`, or of ``mma``, of `nn.mma.MMA_TERMS`
 
     Every method returns a `Launch`; shapes that do not fit raise ValueError.
     """
@@ -111,10 +123,18 @@ class Kernels:
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         self.terms = TERMS[math]
         self.tensor_cores = TensorCores(library)
+        if self.gemm_version == "mma" and math not in MMA_TERMS:
+            raise ValueError(f"math of mma is {', '.join(MMA_TERMS)}, not {math!r}")
+        self.mma = Mma(library, math if math in MMA_TERMS else "float32")
         self.narrow_head = NarrowHead(library, self.real)
 
     @property
     def uses_tensor_cores(self) -> bool:
+        return self.gemm_version in ("mma", "wgmma")
+
+    @property
+    def uses_terms(self) -> bool:
+        """Whether products read their operands as `Terms`, not as they are."""
         return self.gemm_version == "wgmma"
 
     def prefers_tensor_cores(self, M: int, N: int, K: int) -> bool:
@@ -132,14 +152,22 @@ class Kernels:
     ) -> list[tuple[str, Constants]]:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
-        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. On tensor cores
+        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. For terms
         ``apart`` says that operations stay so, or that there is more than one hidden layer.
         """
         real, pixel = self.real, np.dtype(pixel)
         products: list[tuple[str, Constants]] = [
             ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
         ]
-        if self.uses_tensor_cores:
+        if self.gemm_version == "mma":
+            products += [
+                mma_product(False, True, self.mma.terms, activation),
+                mma_product(False, True, self.mma.terms, "identity"),
+                mma_product(True, False, self.mma.terms, "identity"),
+                mma_product(False, False, self.mma.terms, "identity"),
+                *(parts_sum(word) for word in (activation, "identity")),
+            ]
+        if self.uses_terms:
             terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
             products += [
                 tensor_product(False, True, input_terms, terms, activation),
@@ -153,8 +181,10 @@ class Kernels:
                     tensor_product(False, False, terms, terms, "identity"),
                     tensor_product(False, True, terms, terms, activation),
                 ]
-            if classes <= NARROW_CLASSES[-1]:
-                products.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
+            if apart and terms == TERMS["tf32"]:
+                products.append(tensor_product(False, True, 1, 1, "identity", "tf32"))
+        if self.uses_tensor_cores and classes <= NARROW_CLASSES[-1]:
+            products.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
         return [
             *products,
             *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
@@ -190,7 +220,7 @@ class Kernels:
         if C is None:
             C = D
         if self.prefers_tensor_cores(M, N, K):
-            return self._on_tensor_cores(D, A, B, transpose_a, transpose_b, alpha, beta, C)
+            return self._tensor_gemm(D, A, B, transpose_a, transpose_b, alpha, beta, C)
         version = THIN_GEMM if self.uses_tensor_cores else self.gemm_version
         kernel = self.library.kernel(
             "gemm",
@@ -202,7 +232,7 @@ class Kernels:
         grid, block = gemm_shape(version, M, N)
         return kernel.bind(grid, block, M, N, K, alpha, A, A.ld, B, B.ld, beta, C, C.ld, D, D.ld)
 
-    def _on_tensor_cores(
+    def _tensor_gemm(
         self,
         D: DeviceArray,
         A: DeviceArray,
@@ -213,16 +243,15 @@ class Kernels:
         beta: float,
         C: DeviceArray,
     ) -> Launch:
-        """``gemm`` of operands that are split first, or need not be: TF32 reads rows along k as they are."""
+        if not self.uses_terms:
+            return in_order(self.mma.multiply(D, A, B, transpose_a, transpose_b, alpha, beta, C))
         cores, driver = self.tensor_cores, self.library.driver
-        if self.terms == TERMS["tf32"] and not transpose_a and transpose_b and all(map(reads_tf32, (A, B))):
-            terms = Terms.tf32(A), Terms.tf32(B)
-            return cores.multiply(D, *terms, transpose_a, transpose_b, alpha, beta, C)
+        layout = transpose_a, transpose_b
+        if self.terms == TERMS["tf32"] and layout == (False, True) and all(map(reads_tf32, (A, B))):
+            return cores.multiply(D, Terms.tf32(A), Terms.tf32(B), *layout, alpha, beta, C)
         terms_a, terms_b = (Terms.empty(driver, self.terms, *X.shape) for X in (A, B))
         split = cores.split((A, terms_a), (B, terms_b))
-        return in_order(
-            [split, cores.multiply(D, terms_a, terms_b, transpose_a, transpose_b, alpha, beta, C)]
-        )
+        return in_order([split, cores.multiply(D, terms_a, terms_b, *layout, alpha, beta, C)])
 
     def bias_activation(self, Z: DeviceArray, b: DeviceArray, A: DeviceArray, activation: str) -> Launch:
         """A = f(Z + b); Z and A (rows, columns), b (columns,). A may be Z."""

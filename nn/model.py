@@ -40,7 +40,7 @@ class Model:
         Not under --profile, where each operation is seen by itself.
         """
         kernels, result = machine.kernels, {}
-        if kernels is None or not kernels.uses_tensor_cores or options.profile:
+        if kernels is None or not kernels.uses_terms or options.profile:
             return {}
         stream = machine.driver.create_stream()
         for layer in self.network.layers:

@@ -116,6 +116,8 @@ class SumGradients:
 
     bucket: int
     part: str = BACKWARD
+    leaves: DeviceArray | None = None
+    """The bucket's gradients, if known: by then these must be there, others may still be made."""
 
 
 Item = Operation | SumGradients

@@ -72,7 +72,8 @@ class Options:
     gemm: str = _option("auto", "version of the matrix product on a GPU", choices=("auto", *GEMM_VERSIONS))
     math: str = _option(
         "float32",
-        "accuracy of --gemm wgmma: float32's, or operands of 16 (tf32) or 8 bits",
+        "accuracy of --gemm wgmma: float32's, or operands of 16 (tf32) or 8 bits; of mma: float32's, or 11 "
+        "bits (tf32)",
         choices=tuple(TERMS),
     )
     exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
@@ -129,8 +130,10 @@ class Options:
             raise UserError("--save, --json, --predictions: name a file of its own for each")
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
-        if self.dtype == "float64" and (self.math != "float32" or self.gemm == "wgmma"):
-            raise UserError("--dtype float64: its products are plain ones: leave out --math, --gemm wgmma")
+        if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
+            raise UserError(
+                "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"
+            )
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
 

@@ -33,6 +33,11 @@ class Run(NamedTuple):
     steps: int
     timed: bool
 
+    @property
+    def stop(self) -> int:
+        """The step behind the last one."""
+        return self.first + self.steps
+
 
 def is_timed(step: int, steps: int) -> bool:
     """Whether a run of that many steps times the phases of this one in its graph."""

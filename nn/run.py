@@ -16,7 +16,8 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
+from nn.launches import Kernels, fastest_gemm, runs_gemm
+from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.options import Options
 from nn.plan import share
@@ -121,10 +122,15 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset
 
 def _require_gemm(options: Options, driver: Driver) -> None:
     what = f"{driver.name}, {driver.device_name}"
-    if options.gemm == "wgmma" and driver.has_kernels and driver.architecture not in TENSOR_ARCHITECTURES:
-        raise UserError(f"--gemm wgmma: {what}, has no such tensor cores: use --gemm auto")
+    if driver.has_kernels and not runs_gemm(options.gemm, driver.architecture):
+        raise UserError(f"--gemm {options.gemm}: {what}, has no such tensor cores: use --gemm auto")
     version = options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
-    if options.math != "float32" and (version != "wgmma" or not driver.has_kernels):
+    if version == "mma" and driver.has_kernels and options.math not in MMA_TERMS:
+        raise UserError(
+            f"--math {options.math}: needs --gemm wgmma, and {what}, takes mma for --gemm {options.gemm}: "
+            "use --math tf32, or leave it out"
+        )
+    if options.math != "float32" and (version not in ("mma", "wgmma") or not driver.has_kernels):
         raise UserError(
             f"--math {options.math}: goes with tensor cores, and {what}, takes none for "
             f"--gemm {options.gemm}: leave it out"
@@ -172,7 +178,7 @@ class _Pipeline:
         gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
         needed = Resident.nbytes(images, self._schedule.samples) + gradients
         kernels = self._machine.kernels
-        if kernels is not None and kernels.uses_tensor_cores:  # terms take half as much again, of two sizes
+        if kernels is not None and kernels.uses_terms:  # terms take half as much again, of two sizes
             needed += 3 * sum(array.nbytes for array in self._model.activations.A)
         if options.share_gpus or driver.name == "emulated":
             needed *= job.node.size  # all of the node's ranks may be on one device

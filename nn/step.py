@@ -127,7 +127,8 @@ def _backward_items(
                 dW = gradients[f"W{layer}"].rows(panel.start, panel.stop)
                 columns = dZ_above.columns(panel.start, panel.stop)
                 items.append(operations.gemm(product, BACKWARD, dW, columns, below, transpose_a=True))
-                items.append(operations.SumGradients(bucket))
+                leaves = gradients.flat.rows(panel.bucket.start, panel.bucket.stop)
+                items.append(operations.SumGradients(bucket, leaves=leaves))
     return items
 
 

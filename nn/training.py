@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -172,10 +171,10 @@ class Training:
         start, stop = share(batch, machine.job.size, machine.job.rank)
         if start == stop:
             return EmptyStep(self._gradients, len(self._panels), machine.streams, machine.phases, exchange)
-        items = self._items(slot, batch)
+        items = self._items(batch)
         return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 
-    def _items(self, slot: int, batch: int) -> list[Item]:
+    def _items(self, batch: int) -> list[Item]:
         """From its images to this rank's gradients."""
         model, machine = self._model, self._machine
         start, stop = share(batch, machine.job.size, machine.job.rank)
@@ -197,38 +196,39 @@ class Training:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
         batch = self._schedule.batch
         return [
-            *(item for item in self._items(0, batch) if isinstance(item, Operation)),
+            *(item for item in self._items(batch) if isinstance(item, Operation)),
             self._update.operation(*(panel.bucket for panel in self._panels)),
-            self._log.next_batch(batch),
+            self._log.next_batch(self._batches.advance(batch), self._batches.places),
         ]
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
-        """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite."""
-        epochs: list[Epoch] = []
+        """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite.
+
+        Without validation the steps of an epoch are queued before the last losses of the one before are
+        read: the device never waits for the host in between.
+        """
+        log = _EpochLog(self._schedule, validation, console)
         with closing(self._batches), console.bar(self._schedule.steps) as bar:
             if self._schedule.steps:
                 self._batches.start()
-            for number in range(self._schedule.epochs):
-                started = time.perf_counter()
-                loss = self._epoch(number, bar.update, console)
-                precision = validation.scores().precision if validation is not None else None
-                epochs.append(Epoch(number + 1, loss, precision, time.perf_counter() - started))
-                console.say(_epoch_line(epochs[-1], self._schedule.epochs))
-        return epochs
+            for epoch in range(self._schedule.epochs):
+                for run in runs(self._schedule, epoch, self._most, self._ends, self._graphs):
+                    self._queue(run)
+                    for step, loss in self._log.read(run.stop, now=self._waits(run.stop, validation)):
+                        self._check(step, loss, console)
+                        log.add(step, loss)
+                    bar.update(run.steps)
+        return log.epochs
 
-    def _epoch(self, epoch: int, advance: Callable[[int], object], console: Console) -> float:
-        total = 0.0
-        last = (epoch + 1) * self._schedule.batches - 1
-        for run in runs(self._schedule, epoch, self._most, self._ends, self._graphs):
-            self._queue(run)
-            step = run.first + run.steps - 1
-            for read, loss in self._log.read(step + 1, now=self._prints(step) or step == last):
-                total += self._take(read, loss, console)
-            advance(run.steps)
-        return total / self._schedule.samples
+    def _waits(self, stop: int, validation: Evaluator | None) -> bool:
+        """Whether the losses of all steps before this one are read before others are queued."""
+        ends_epoch = stop % self._schedule.batches == 0
+        return (
+            self._prints(stop - 1) or stop == self._schedule.steps or (ends_epoch and validation is not None)
+        )
 
     def _queue(self, run: Run) -> None:
-        batches, last = self._batches, run.first + run.steps - 1
+        batches, last = self._batches, run.stop - 1
         steps = self._steps[self._schedule.size(run.first)]
         self._iteration.weight = run.steps
         self._machine.phases.barrier()
@@ -243,8 +243,8 @@ class Training:
         every = self._options.print_every
         return every is not None and (step + 1) % every == 0
 
-    def _take(self, step: int, loss: float, console: Console) -> float:
-        """The loss of a step times its samples; Diverged if it is not finite."""
+    def _check(self, step: int, loss: float, console: Console) -> None:
+        """Diverged if the loss of a step is not finite; print it if it is to be."""
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
         if not math.isfinite(loss):
             raise Diverged(
@@ -253,7 +253,29 @@ class Training:
         if self._prints(step):
             self.printed.append((step + 1, loss))
             console.say(f"step {step + 1:6d}  epoch {epoch}  loss {loss:.6f}")
-        return loss * self._schedule.size(step)
+
+
+class _EpochLog:
+    """Adds up the losses of each epoch, and says what came of it when the last one is there."""
+
+    def __init__(self, schedule: Schedule, validation: Evaluator | None, console: Console) -> None:
+        self.epochs: list[Epoch] = []
+        self._schedule, self._validation, self._console = schedule, validation, console
+        self._total = 0.0
+        self._started = time.perf_counter()
+
+    def add(self, step: int, loss: float) -> None:
+        """The loss of the next step."""
+        self._total += loss * self._schedule.size(step)
+        if (step + 1) % self._schedule.batches == 0:
+            self._end(self._schedule.epoch(step) + 1)
+
+    def _end(self, number: int) -> None:
+        loss, self._total = self._total / self._schedule.samples, 0.0
+        precision = self._validation.scores().precision if self._validation is not None else None
+        started, self._started = self._started, time.perf_counter()
+        self.epochs.append(Epoch(number, loss, precision, self._started - started))
+        self._console.say(_epoch_line(self.epochs[-1], self._schedule.epochs))
 
 
 def _gathering_threads(machine: Machine) -> int:

@@ -94,7 +94,10 @@ def test_narrow_head_refuses():
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
-@pytest.mark.parametrize("gemm, dtype", [("tiled", np.float32), ("tiled", np.float64), ("wgmma", np.float32)])
+@pytest.mark.parametrize(
+    "gemm, dtype",
+    [("tiled", np.float32), ("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)],
+)
 def test_required_are_declared(dtype, activation, pixel, gemm):
     for file, constants in Kernels(NO_KERNELS, dtype, gemm).required(activation, "sigmoid", 12, pixel):
         declared = all_constants((KERNELS / f"{file}.cu").read_text())

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.launches import TENSOR_ARCHITECTURES, Kernels, fastest_gemm
+from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.tensor_cores import (
     TensorCores,
     Terms,
@@ -338,10 +338,6 @@ class TestChoice:
 
     def test_products(self):
         assert [products(1, 1), products(1, 3), products(2, 2), products(3, 3)] == [1, 3, 3, 6]
-
-    def test_version(self):
-        assert fastest_gemm(np.float32, "sm_90a") == "wgmma"
-        assert {fastest_gemm(np.float64, "sm_90a"), fastest_gemm(np.float32, "sm_80")} == {"tiled"}
 
 
 def test_shapes_that_do_not_fit(cores, device):

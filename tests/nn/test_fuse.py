@@ -7,9 +7,9 @@ import pytest
 
 from nn import fuse as rewriting
 from nn import operations
-from nn.fuse import match_narrow_end
 from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
+from nn.patterns import match_narrow_end
 from nn.run import run
 from nn.tensor_cores import TermsPool
 from pyrt.memory import DeviceArray

@@ -12,6 +12,7 @@ from nn.options import Options
 from nn.run import run
 from nn.training import Diverged
 from pyrt import devices
+from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.job import join
 
@@ -382,3 +383,10 @@ def test_all_ranks_raise_what_one_finds(tmp_path, digits):
 def test_math_without_tensor_cores_is_an_error(driver, how):
     with pytest.raises(UserError, match="--math tf32: goes with tensor cores, and"):
         run(using(math="tf32", **how))
+
+
+@pytest.mark.parametrize("gemm", ["mma", "wgmma"])
+def test_tensor_cores_that_are_not_there_are_an_error(driver, monkeypatch, gemm):
+    monkeypatch.setattr(EmulatedDriver, "architecture", "sm_75")
+    with pytest.raises(UserError, match=f"--gemm {gemm}: emulated, .*, has no such tensor cores: use --gemm"):
+        run(using(device="emulated", gemm=gemm))

@@ -200,6 +200,15 @@ def writes_to(items, arena, start, stop):
     return [item.name for item in operations if any(overlaps(a, arena, start, stop) for a in item.writes)]
 
 
+def test_a_bucket_knows_what_leaves(many_panels):
+    model = on_the_host((31, 17, 9, 6, 10))
+    for item in model.items(13, 13):
+        if isinstance(item, SumGradients):
+            start, stop = model.panels[item.bucket].bucket
+            assert item.leaves.pointer == model.gradients.flat.pointer + 4 * start
+            assert item.leaves.shape == (stop - start,)
+
+
 def test_a_bucket_leaves_when_all_of_its_gradients_are_written(many_panels):
     model = on_the_host((31, 17, 9, 6, 10))
     for before, (start, stop), after in panel_order(model):

@@ -1,0 +1,158 @@
+"""What rewrites of a step's list (nn/fuse.py, nn/fuse_arrays.py) look for in it, and what they put there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nn.launches import Kernels
+from nn.narrow_head import narrow_head_partials
+from nn.operations import (
+    ActivationBackward,
+    ColumnSums,
+    Compute,
+    Head,
+    Item,
+    Operation,
+    Product,
+    SumGradients,
+)
+from nn.tensor_cores import Terms
+from pyrt.kernels import Launch, in_order
+from pyrt.memory import DeviceArray
+
+
+@dataclass(frozen=True)
+class NarrowEnd:
+    """The operations from the last hidden layer on, in the order in which a step has them, and a bucket."""
+
+    LENGTH = 9
+
+    logits: Product
+    head: Head
+    loss: ColumnSums
+    db: ColumnSums
+    dA: Product
+    below: ActivationBackward
+    dW: Product
+    db_below: ColumnSums
+
+
+def match_narrow_end(items: Sequence[Item]) -> NarrowEnd | None:
+    """The end of the network, if these items begin with it: one bucket, and no bias in between."""
+    first = items[: NarrowEnd.LENGTH]
+    match [item.what if isinstance(item, Operation) else item for item in first]:
+        case [
+            Product() as logits,
+            Head() as head,
+            ColumnSums() as loss,
+            ColumnSums() as db,
+            Product() as dA,
+            ActivationBackward() as below,
+            Product() as dW,
+            SumGradients(),
+            ColumnSums() as db_below,
+        ] if (
+            all(same(array, head.Z) for array in (logits.D, db.X, dA.A, dW.A))
+            and all(same(array, dA.D) for array in (below.dA, db_below.X))
+            and all(same(array, logits.A) for array in (below.A, dW.B))
+            and same(dA.B, logits.B)
+            and loss.X.pointer == head.losses.pointer
+        ):
+            return NarrowEnd(logits, head, loss, db, dA, below, dW, db_below)
+    return None
+
+
+def narrow_end_operation(end: NarrowEnd, items: Sequence[Item], terms: Terms | None) -> Operation:
+    """One operation for the narrow end that these items begin with; dZ comes as terms, or as it is."""
+    dZ = end.below.dA
+    parts = [item for item in items[: NarrowEnd.LENGTH] if isinstance(item, Operation)]
+    sums = end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums
+    return merged(
+        f"{parts[0].name} to {parts[-1].name}",
+        parts,
+        (end.logits.A, end.logits.B, end.head.b, end.head.labels),
+        (dZ if terms is None else terms.numbers, *sums),
+        lambda kernels: _launch_narrow_end(kernels, end, terms),
+    )
+
+
+def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) -> Launch:
+    A, head, driver = end.logits.A, end.head, end.logits.A.driver
+    (rows, hidden), (_, classes) = A.shape, head.Z.shape
+    shape = narrow_head_partials(rows, hidden, classes, A.dtype, driver.multiprocessors)
+    launches = kernels.narrow_head.bind(
+        head.kind,
+        end.below.activation,
+        A,
+        end.logits.B,
+        head.b,
+        head.labels,
+        DeviceArray.empty(driver, shape, A.dtype),
+        end.dW.D,
+        end.db.sums,
+        end.db_below.sums,
+        end.loss.sums,
+        head.scale,
+        dZ=end.below.dA if terms is None else None,
+        terms=terms.matrix if terms is not None else None,
+    )
+    return in_order(launches)
+
+
+def merged(
+    name: str,
+    parts: Sequence[Operation],
+    reads: tuple[DeviceArray, ...],
+    writes: tuple[DeviceArray, ...],
+    on_device: Callable[[Kernels], Launch],
+) -> Operation:
+    """One operation that does what these do in their order; what they leave for each other is not kept."""
+
+    def in_numpy() -> Compute:
+        calls = [part.in_numpy() for part in parts]
+
+        def compute() -> None:
+            for call in calls:
+                call()
+
+        return compute
+
+    return Operation(
+        name,
+        parts[0].part,
+        reads,
+        writes,
+        sum(part.flops for part in parts),
+        on_device,
+        in_numpy,
+        tensor_flops=sum(part.tensor_flops for part in parts),
+    )
+
+
+def product_sizes(what: Product) -> tuple[int, int, int]:
+    """M, N, K."""
+    M, N = what.D.shape
+    return M, N, what.A.shape[0 if what.transpose_a else 1]
+
+
+def same(one: DeviceArray, other: DeviceArray) -> bool:
+    return (one.pointer, one.shape, one.ld) == (other.pointer, other.shape, other.ld)
+
+
+def overlap(one: DeviceArray, other: DeviceArray) -> bool:
+    return one.pointer < _end(other) and other.pointer < _end(one)
+
+
+def _end(array: DeviceArray) -> int:
+    rows = array.shape[0] if len(array.shape) == 2 else 1
+    elements = (rows - 1) * array.ld + array.shape[-1] if array.size else 0
+    return array.pointer + elements * array.dtype.itemsize
+
+
+def columns_within(array: DeviceArray, whole: DeviceArray) -> tuple[int, int] | None:
+    """Which columns of a matrix the array is a view of, from the first to behind the last; None: of none."""
+    start = (array.pointer - whole.pointer) // whole.dtype.itemsize
+    stop = start + array.shape[-1]
+    alike = array.ld == whole.ld and array.shape[0] == whole.shape[0]
+    return (start, stop) if alike and 0 <= start <= stop <= whole.shape[-1] else None
