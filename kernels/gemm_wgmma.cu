@@ -299,7 +299,7 @@ __device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
 
 template <int GROUPS, int BN>
 __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int stages,
-                            const Parts &parts, const Result &result)
+                            const Parts &parts, bool overtakes, const Result &result)
 {
     extern __shared__ __align__(1024) number ring[];
     __shared__ Barrier full[MOST_STAGES];
@@ -338,6 +338,8 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
     else
         block.multiply_and_add_tiles(sums, count);
 
+    if (overtakes)
+        wait_for_overtaken_kernel();
     if (gridDim.z > 1 && !add_parts<GROUPS, BN>(parts, sums))
         return;
     const bool wide = result.has(first_m + block.BM - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
@@ -349,57 +351,57 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
 
 extern "C" __global__ void __launch_bounds__(256)
 gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-           int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+           int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm<1, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm<1, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm<2, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm<2, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
 gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm<3, 64>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm<3, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm<1, 128>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm<1, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-             int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm<2, 128>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm<2, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 // For single terms alone: several would need a second set of 128 sums a thread.
 template <bool SINGLE>
 __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
-                                 const Parts &parts, const Result &result)
+                                 const Parts &parts, bool overtakes, const Result &result)
 {
     if constexpr (SINGLE)
-        gemm<2, 256>(K, A, B, stages, parts, result);
+        gemm<2, 256>(K, A, B, stages, parts, overtakes, result);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-             int *done, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before();
-    gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    wait_for_kernel_before(overtakes);
+    gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }

@@ -5,6 +5,7 @@
 - Bias and activation go into the product before them.
 - From the hidden layer below a narrow output layer to that hidden layer's gradient is one kernel, and so are
   the output layer's gradients.
+- A product that reads nothing of what the operation before it writes need not wait for it.
 
 Fusing is a choice by shape: what does not fit stays as it was. Where tensor cores read operands as they are,
 the list is that of nn/fuse_arrays.py.
@@ -23,7 +24,7 @@ from nn.patterns import (
     columns_within,
     match_narrow_end,
     merged,
-    narrow_end_operation,
+    narrow_end_operations,
     overlap,
     product_sizes,
     same,
@@ -81,6 +82,8 @@ class _Rewrite:
         self._take_terms = pool.of_a_list()
         self._kernels = kernels
         self._splits = known
+        self._overtaking: Operation | None = None
+        """The last operation, if it began beside the one before it."""
 
     def take(self, items: Sequence[Item]) -> int:
         """Rewrite the first of the items that are left; how many that were."""
@@ -138,17 +141,21 @@ class _Rewrite:
         terms = None
         if self._all_products(dZ, later):
             terms = self._take_terms(self._kernels.terms, *dZ.shape)
-        self._append(narrow_end_operation(end, items, terms))
+        for operation in narrow_end_operations(end, items, terms):
+            self._append(operation)
         if terms is not None:
             self._splits.append(_Split(dZ, terms))
         self.items += [item for item in items[: NarrowEnd.LENGTH] if not isinstance(item, Operation)]
 
     def _product(self, operation: Operation, what: Product, later: Sequence[Item]) -> int:
         A, B = self._as_terms(operation.part, what.A, what.B)
+        reads = A.terms.numbers, B.terms.numbers
+        overtakes = self._may_overtake(reads)
         operation = replace(
             operation,
-            reads=(A.terms.numbers, B.terms.numbers),
+            reads=reads,
             tensor_flops=products(A.terms.count, B.terms.count) * operation.flops,
+            on_device=lambda kernels: _multiply(kernels, what, A, B, overtakes),
         )
         after = later[0] if later else None
         epilogue = after.what if isinstance(after, Operation) else None
@@ -158,18 +165,23 @@ class _Rewrite:
             operation = merged(
                 operation.name,
                 [operation, after],
-                (*operation.reads, bias),
+                (*reads, bias),
                 operation.writes,
-                lambda kernels: _multiply(kernels, what, A, B, bias, activation),
+                lambda kernels: _multiply(kernels, what, A, B, overtakes, bias, activation),
             )
-            self._append(operation)
-            return 2
+        self._append(operation)
+        self._overtaking = operation if overtakes else None
+        return 2 if operation.what is None else 1
 
-        def on_device(kernels: Kernels) -> Launch:
-            return _multiply(kernels, what, A, B, None, "identity")
+    def _may_overtake(self, reads: Sequence[DeviceArray]) -> bool:
+        """Whether what reads these alone may begin beside the last operation so far.
 
-        self._append(replace(operation, on_device=on_device))
-        return 1
+        What an exchange queues in between writes nothing that the rest of a step reads.
+        """
+        before = next((item for item in reversed(self.items) if isinstance(item, Operation)), None)
+        if before is None or before is self._overtaking:
+            return False
+        return not any(overlap(array, written) for array in reads for written in before.writes)
 
     def _as_terms(self, part: str, *arrays: DeviceArray) -> list[_Split]:
         """The matrices as terms; those that are not yet are split, in one launch."""
@@ -208,7 +220,13 @@ def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
 
 
 def _multiply(
-    kernels: Kernels, what: Product, A: _Split, B: _Split, bias: DeviceArray | None, activation: str
+    kernels: Kernels,
+    what: Product,
+    A: _Split,
+    B: _Split,
+    overtakes: bool,
+    bias: DeviceArray | None = None,
+    activation: str = "identity",
 ) -> Launch:
     return kernels.tensor_cores.multiply(
         what.D,
@@ -219,4 +237,5 @@ def _multiply(
         alpha=A.scale * B.scale,
         bias=bias,
         activation=activation,
+        overtakes=overtakes,
     )

@@ -22,7 +22,7 @@ from nn.patterns import (
     columns_within,
     match_narrow_end,
     merged,
-    narrow_end_operation,
+    narrow_end_operations,
     overlap,
     product_sizes,
     same,
@@ -44,7 +44,7 @@ def _narrow_ends(items: Sequence[Item], kernels: Kernels) -> list[Item]:
         if end is None or not kernels.prefers_narrow_head(*reversed(end.logits.B.shape)):
             result.append(rest.pop(0))
             continue
-        result.append(narrow_end_operation(end, rest, None))
+        result += narrow_end_operations(end, rest, None)
         result += [item for item in rest[: NarrowEnd.LENGTH] if isinstance(item, SumGradients)]
         del rest[: NarrowEnd.LENGTH]
     return result

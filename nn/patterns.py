@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from nn.launches import Kernels
 from nn.narrow_head import narrow_head_partials
 from nn.operations import (
+    BACKWARD,
     ActivationBackward,
     ColumnSums,
     Compute,
@@ -18,7 +20,7 @@ from nn.operations import (
     SumGradients,
 )
 from nn.tensor_cores import Terms
-from pyrt.kernels import Launch, in_order
+from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
 
 
@@ -63,41 +65,58 @@ def match_narrow_end(items: Sequence[Item]) -> NarrowEnd | None:
     return None
 
 
-def narrow_end_operation(end: NarrowEnd, items: Sequence[Item], terms: Terms | None) -> Operation:
-    """One operation for the narrow end that these items begin with; dZ comes as terms, or as it is."""
-    dZ = end.below.dA
+def narrow_end_operations(end: NarrowEnd, items: Sequence[Item], terms: Terms | None) -> list[Operation]:
+    """Two operations for the narrow end that these items begin with: to dZ, which comes as terms or as it is,
+    and to sums of each block; and those sums added up. What needs dZ alone need not wait for the second.
+    """
+    A, dZ = end.logits.A, end.below.dA
+    (rows, hidden), (_, classes) = A.shape, end.head.Z.shape
+    shape = narrow_head_partials(rows, hidden, classes, A.dtype, A.driver.multiprocessors)
+    partials = DeviceArray.empty(A.driver, shape, A.dtype)
     parts = [item for item in items[: NarrowEnd.LENGTH] if isinstance(item, Operation)]
-    sums = end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums
-    return merged(
+
+    @cache
+    def launches(kernels: Kernels) -> tuple[Launch, Launch]:
+        return _bind_narrow_end(kernels, end, terms, partials)
+
+    head = merged(
         f"{parts[0].name} to {parts[-1].name}",
         parts,
-        (end.logits.A, end.logits.B, end.head.b, end.head.labels),
-        (dZ if terms is None else terms.numbers, *sums),
-        lambda kernels: _launch_narrow_end(kernels, end, terms),
+        (A, end.logits.B, end.head.b, end.head.labels),
+        (dZ if terms is None else terms.numbers, partials),
+        lambda kernels: launches(kernels)[0],
     )
+    sums = Operation(
+        "sums of the blocks",
+        BACKWARD,
+        reads=(partials,),
+        writes=(end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums),
+        flops=partials.size,
+        on_device=lambda kernels: launches(kernels)[1],
+        in_numpy=lambda: lambda: None,  # what is merged above has them
+    )
+    return [head, sums]
 
 
-def _launch_narrow_end(kernels: Kernels, end: NarrowEnd, terms: Terms | None) -> Launch:
-    A, head, driver = end.logits.A, end.head, end.logits.A.driver
-    (rows, hidden), (_, classes) = A.shape, head.Z.shape
-    shape = narrow_head_partials(rows, hidden, classes, A.dtype, driver.multiprocessors)
-    launches = kernels.narrow_head.bind(
-        head.kind,
+def _bind_narrow_end(
+    kernels: Kernels, end: NarrowEnd, terms: Terms | None, partials: DeviceArray
+) -> tuple[Launch, Launch]:
+    return kernels.narrow_head.bind(
+        end.head.kind,
         end.below.activation,
-        A,
+        end.logits.A,
         end.logits.B,
-        head.b,
-        head.labels,
-        DeviceArray.empty(driver, shape, A.dtype),
+        end.head.b,
+        end.head.labels,
+        partials,
         end.dW.D,
         end.db.sums,
         end.db_below.sums,
         end.loss.sums,
-        head.scale,
+        end.head.scale,
         dZ=end.below.dA if terms is None else None,
         terms=terms.matrix if terms is not None else None,
     )
-    return in_order(launches)
 
 
 def merged(

@@ -252,10 +252,12 @@ class TensorCores:
         bias: DeviceArray | None = None,
         activation: str = "identity",
         tiling: Tiling | None = None,
+        overtakes: bool = False,
     ) -> Launch:
         """D = f(alpha op(A) op(B) + beta C + bias); C and D (M, N) float32, bias (N,).
 
-        ``tiling`` is one of the `candidates`; None: that of `choose_tiling`.
+        ``tiling`` is one of the `candidates`; None: that of `choose_tiling`. If it ``overtakes`` it may run
+        beside the kernel before it, which must write neither operand and not overtake one itself.
         """
         M, K = (A.columns, A.rows) if transpose_a else (A.rows, A.columns)
         N, depth = (B.rows, B.columns) if transpose_b else (B.columns, B.rows)
@@ -280,6 +282,7 @@ class TensorCores:
             B.tensor_map(not transpose_b, tiling.columns),
             tiling.stages,
             *self._parts(tiling, grid[0] * grid[1]),
+            int(overtakes),
             *(alpha, beta, C or D, (C or D).ld, bias, D, D.ld),
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
         )

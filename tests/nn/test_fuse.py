@@ -11,7 +11,8 @@ from nn.launches import TENSOR_ARCHITECTURES, Kernels
 from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
 from nn.patterns import match_narrow_end
 from nn.run import run
-from nn.tensor_cores import TermsPool
+from nn.tensor_cores import Terms, TermsPool
+from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
 from tests.nn.test_run import using
 
@@ -147,11 +148,36 @@ def test_costs_are_those_of_terms(driver, kernels, rng):
 
 def test_a_narrow_end_costs_what_its_parts_compute_and_what_is_kept(driver, kernels):
     items = End(driver, np.random.default_rng(5)).items()
-    fused = fuse(items, kernels)[0]
-    assert fused.flops == sum(item.flops for item in items[:-1] if isinstance(item, Operation))
+    head, sums = fuse(items, kernels)[:2]
+    assert head.flops == sum(item.flops for item in items[:-1] if isinstance(item, Operation))
     A, dZ_terms, W, dW = 45 * 70 * 4, 45 * 70 * 3 * 2, 10 * 70 * 4, 10 * 70 * 4
-    b, labels, sums = 10 * 4, 45 * 4, (10 + 70 + 1) * 4
-    assert fused.bytes == A + W + b + labels + dZ_terms + dW + sums
+    (partials,) = sums.reads
+    assert head.bytes == A + W + 10 * 4 + 45 * 4 + dZ_terms + partials.nbytes
+    assert sums.bytes == partials.nbytes + dW + (10 + 70 + 1) * 4
+
+
+def test_products_overtake_what_they_do_not_read(driver, kernels, rng, monkeypatch):
+    overtaking = {}
+
+    def multiply(D, *arrays, overtakes, **more):
+        overtaking[D.pointer] = overtakes
+        return Launch(("",), lambda stream: None)
+
+    monkeypatch.setattr(kernels.tensor_cores, "multiply", multiply)
+    arrays, end = Arrays(driver, rng), End(driver, rng)
+    again = operations.gemm("dW2", BACKWARD, arrays.dW2, arrays.dZ2, arrays.A1, transpose_a=True)
+    X_terms = [(end.X, Terms.empty(driver, 3, *end.X.shape))]
+    for items, known, D, expected in (
+        (arrays.items(), [], arrays.dW2, True),  # behind dA1
+        (arrays.items(), [], arrays.dW1, False),  # behind the split of dZ1
+        ([*arrays.items()[:6], again], [], arrays.dW2, False),  # behind one that overtakes
+        (end.items(), [], end.dW1, False),  # behind the split of X
+        (end.items(), X_terms, end.dW1, True),  # behind the sums of the blocks
+    ):
+        for item in rewriting.fuse(items, kernels, TermsPool(driver), known):
+            if isinstance(item, Operation):
+                item.on_device(kernels)
+        assert overtaking[D.pointer] is expected
 
 
 def test_the_numbers_are_the_same(driver, kernels, library, stream, rng):
@@ -174,8 +200,8 @@ def test_a_narrow_end_is_one_operation(driver, kernels, library, stream):
         run_items(fused, how, stream)
         results.append(end.results())
     # Its dZ comes as terms, so only X is split for dW1.
-    assert names(fused) == ["Z2 to db1", "sum", "split operands", "dW1"]
-    assert [array.shape for array in fused[2].reads] == [(45, 50)]
+    assert names(fused) == ["Z2 to db1", "sums of the blocks", "sum", "split operands", "dW1"]
+    assert [array.shape for array in fused[3].reads] == [(45, 50)]
     for plain, one in zip(*results, strict=True):
         np.testing.assert_allclose(one, plain, rtol=0, atol=2e-6 * np.abs(plain).max())
 

@@ -101,7 +101,7 @@ def test_a_narrow_end_is_one_operation_and_leaves_dZ(driver, kernels, library, s
         items = fused(end.items(), how)
         run_items(items, how, stream)
         results.append([*end.results(), end.dA.to_host()])
-    assert names(items) == ["Z2 to db1", "sum", "dW1"]
+    assert names(items) == ["Z2 to db1", "sums of the blocks", "sum", "dW1"]
     assert_same_numbers(results)
 
 

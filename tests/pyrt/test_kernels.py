@@ -187,10 +187,11 @@ class TestParse:
         {
             wait_for_kernel_before();
         }
+        extern "C" __global__ void fourth(int n, int late) { wait_for_kernel_before(late); }
         extern "C" __global__ void late(int n, int *x) { x[0] = n; wait_for_kernel_before(); }
         __device__ void other() { wait_for_kernel_before(); }
         """
-        assert overlapping(source) == {"first", "third"}
+        assert overlapping(source) == {"first", "third", "fourth"}
 
     @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: file.name)
     def test_every_kernel_of_the_project_waits_first(self, file: Path) -> None:
