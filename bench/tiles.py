@@ -19,7 +19,7 @@ from tabulate import tabulate
 from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
 from bench.program import Parser, require_gpu, start
 from bench.timing import StreamClock, Times, alternate
-from nn.launches import TENSOR_ARCHITECTURES, THIN
+from nn.launches import TENSOR_ARCHITECTURES, version_for
 from nn.tensor_cores import (
     TERMS,
     TensorCores,
@@ -67,8 +67,13 @@ class Case:
         return tensor_product(*transposed, self.terms_a, self.terms_b, "identity")
 
 
+def reads_terms(product: Product) -> bool:
+    """Whether training would split its operands into terms."""
+    return version_for("wgmma", product.M, product.N, product.K, "float32") == "wgmma"
+
+
 CASES = (
-    *(Case(product) for product in PRODUCTS if product.K > THIN),
+    *(Case(product) for product in PRODUCTS if reads_terms(product)),
     *(Case(product, *PIXELS[product.name]) for product in PRODUCTS if product.name in PIXELS),
 )
 """The products that tensor cores take, first of float32 matrices, then of those and pixels."""

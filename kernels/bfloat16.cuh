@@ -25,11 +25,9 @@ __device__ inline void split(float x, int count, bfloat16 *terms, offset stride)
     const bool finite = (first & 0x7f80) != 0x7f80;
     terms[0] = first;
     float rest = finite ? x - to_float(first) : 0;
-#pragma unroll
-    for (int i = 1; i < MOST_TERMS; i++) {  // a constant bound: `terms` may be registers
+    for (int i = 1; i < count; i++) {
         const bfloat16 term = to_bfloat16(rest);
-        if (i < count)
-            terms[i * stride] = term;
+        terms[i * stride] = term;
         rest -= to_float(term);
     }
 }
@@ -39,20 +37,6 @@ __device__ inline unsigned long long pack(const bfloat16 (&x)[4])
 {
     const unsigned low = x[0] | (unsigned)x[1] << 16, high = x[2] | (unsigned)x[3] << 16;
     return low | (unsigned long long)high << 32;
-}
-
-// The same for four neighbours: terms + i * stride is aligned to 8 bytes.
-__device__ inline void split4(float4 x, int count, bfloat16 *terms, int stride)
-{
-    bfloat16 of_x[MOST_TERMS], of_y[MOST_TERMS], of_z[MOST_TERMS], of_w[MOST_TERMS];
-    split(x.x, MOST_TERMS, of_x, 1);
-    split(x.y, MOST_TERMS, of_y, 1);
-    split(x.z, MOST_TERMS, of_z, 1);
-    split(x.w, MOST_TERMS, of_w, 1);
-#pragma unroll
-    for (int i = 0; i < MOST_TERMS; i++)
-        if (i < count)
-            *(unsigned long long *)(terms + (offset)i * stride) = pack({of_x[i], of_y[i], of_z[i], of_w[i]});
 }
 
 // Two neighbours as bf16, the left one in the lower half.
@@ -67,22 +51,36 @@ __device__ inline unsigned to_bfloat16_pair(float left, float right)
 #endif
 }
 
-// As split(), for two neighbours whose terms are stored together. What the first term leaves is finite
-// unless the term is not.
-__device__ inline void split_pair(float left, float right, int count, bfloat16 *terms, offset size)
+// Takes the next term from two neighbours; both are finite after the `first` one, if only because they are 0.
+__device__ inline unsigned take_pair(float &left, float &right, bool first)
 {
     const float LARGEST = 3.402823466e38f;
-#pragma unroll
-    for (int i = 0; i < MOST_TERMS; i++) {
-        if (i < count) {
-            const unsigned pair = to_bfloat16_pair(left, right);
-            *(unsigned *)(terms + i * size) = pair;
-            left -= __uint_as_float(pair << 16);
-            right -= __uint_as_float(pair & 0xffff0000);
-            if (i == 0) {
-                left = fabs(left) <= LARGEST ? left : 0;
-                right = fabs(right) <= LARGEST ? right : 0;
-            }
-        }
+    const unsigned pair = to_bfloat16_pair(left, right);
+    left -= __uint_as_float(pair << 16);
+    right -= __uint_as_float(pair & 0xffff0000);
+    if (first) {
+        left = fabs(left) <= LARGEST ? left : 0;
+        right = fabs(right) <= LARGEST ? right : 0;
     }
+    return pair;
+}
+
+// As split(), for two neighbours whose terms are stored together.
+__device__ inline void split_pair(float left, float right, int count, bfloat16 *terms, offset stride)
+{
+#pragma unroll
+    for (int i = 0; i < MOST_TERMS; i++)
+        if (i < count)
+            *(unsigned *)(terms + i * stride) = take_pair(left, right, i == 0);
+}
+
+// The same for four neighbours: terms + i * stride is aligned to 8 bytes.
+__device__ inline void split4(float4 x, int count, bfloat16 *terms, offset stride)
+{
+#pragma unroll
+    for (int i = 0; i < MOST_TERMS; i++)
+        if (i < count) {
+            const unsigned low = take_pair(x.x, x.y, i == 0), high = take_pair(x.z, x.w, i == 0);
+            *(unsigned long long *)(terms + i * stride) = low | (unsigned long long)high << 32;
+        }
 }

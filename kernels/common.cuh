@@ -9,22 +9,21 @@ const int WARP = 32;
 // The first line of every kernel. It is launched while the kernel before it in the stream still runs, to be
 // on its multiprocessor in time (programmatic dependent launch, sm_90; see pyrt/kernels.py): here it waits
 // until what that one wrote is there, and lets the kernel behind it be launched, which waits in its turn.
-//
-// A kernel that `overtakes` reads nothing that the one before it writes, and does not wait here but, by
-// wait_for_overtaken_kernel, before it stores anything. What was there when that one began it finds here: that
-// one had waited for it.
-__device__ inline void wait_for_overtaken_kernel()
+__device__ inline void wait_for_kernel_before()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ inline void wait_for_kernel_before(bool overtakes = false)
+// Instead of it in a kernel that has something to prepare: each thread calls wait_for_kernel_before itself,
+// before it reads or writes what others do. A kernel that `overtakes` reads nothing that the one before
+// writes: its threads call that only before they write. It finds what was there when that one began, since
+// that one had waited for it before it let this one be launched; so that one may not overtake another.
+__device__ inline void begin_beside_kernel_before(bool overtakes)
 {
-    if (!overtakes)
-        wait_for_overtaken_kernel();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    if (overtakes)
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

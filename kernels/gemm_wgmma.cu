@@ -285,6 +285,7 @@ __device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
     __syncwarp();
     __threadfence();
     real before[BN / 2] = {};
+#pragma unroll GROUPS < 3 ? 256 / BN : 2  // parts on their way at once, as many as registers allow
     for (int part = 0; part < last; part++)
 #pragma unroll
         for (int i = 0; i < BN / 2; i += 4) {
@@ -326,8 +327,11 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
     if (warp >= 4 * GROUPS) {
         if (GROUPS > 1)
             give_registers<fetching>();
-        if (threadIdx.x == 128 * GROUPS)
+        if (threadIdx.x == 128 * GROUPS) {
+            if (!overtakes)
+                wait_for_kernel_before();
             block.fetch_tiles(A, B, first_m, first_n, first, count);
+        }
         return;
     }
     if (GROUPS > 1)
@@ -338,8 +342,7 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
     else
         block.multiply_and_add_tiles(sums, count);
 
-    if (overtakes)
-        wait_for_overtaken_kernel();
+    wait_for_kernel_before();
     if (gridDim.z > 1 && !add_parts<GROUPS, BN>(parts, sums))
         return;
     const bool wide = result.has(first_m + block.BM - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
@@ -353,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(256)
 gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm<1, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -361,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm<2, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -369,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm<3, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -377,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(256)
 gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm<1, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -385,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
              int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm<2, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
@@ -402,6 +405,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
              int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
-    wait_for_kernel_before(overtakes);
+    begin_beside_kernel_before(overtakes);
     gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }

@@ -57,7 +57,9 @@ class Schedule:
         """The row numbers of an epoch in the order in which its batches take them; drawn at each call."""
         if not self._shuffle:
             return self._rows
-        return np.random.default_rng((self._seed, 1, epoch)).permutation(self._rows)
+        order = self._rows.copy()  # permutation() does the same, twice as slowly
+        np.random.default_rng((self._seed, 1, epoch)).shuffle(order)
+        return order
 
     def first(self, step: int) -> int:
         """Where in its epoch's order the batch of a step begins."""

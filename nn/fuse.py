@@ -96,7 +96,7 @@ class _Rewrite:
             return NarrowEnd.LENGTH
         if isinstance(item.what, Pixels) and item.what.exact and self._all_products(item.what.X, later):
             self._pixels(item, item.what)
-        elif isinstance(item.what, Product) and self._kernels.prefers_tensor_cores(*product_sizes(item.what)):
+        elif isinstance(item.what, Product) and self._kernels.prefers_terms(*product_sizes(item.what)):
             return self._product(item, item.what, later)
         else:
             self._append(item)
@@ -114,14 +114,14 @@ class _Rewrite:
         ]
 
     def _all_products(self, X: DeviceArray, later: Sequence[Item]) -> bool:
-        """Whether all that read X are products for tensor cores."""
+        """Whether all that read X are products of terms."""
         readers = [
             item.what
             for item in later
             if isinstance(item, Operation) and any(overlap(X, array) for array in item.reads)
         ]
         return all(
-            isinstance(what, Product) and self._kernels.prefers_tensor_cores(*product_sizes(what))
+            isinstance(what, Product) and self._kernels.prefers_terms(*product_sizes(what))
             for what in readers
         )
 

@@ -73,7 +73,7 @@ def _takes_activation(product: Product, kernels: Kernels) -> bool:
     return (
         not product.transpose_a
         and product.transpose_b
-        and kernels.prefers_tensor_cores(*product_sizes(product))
+        and kernels.version_for(*product_sizes(product)) == "mma"
     )
 
 
@@ -142,7 +142,7 @@ def _summed_columns(item: Item, X: DeviceArray, kernels: Kernels) -> tuple[int, 
     what = item.what if isinstance(item, Operation) else None
     if not isinstance(what, Product) or not what.transpose_a:
         return None
-    return columns_within(what.A, X) if kernels.prefers_tensor_cores(*product_sizes(what)) else None
+    return columns_within(what.A, X) if kernels.version_for(*product_sizes(what)) == "mma" else None
 
 
 def _with_sums(item: Item, sums: DeviceArray) -> Operation:

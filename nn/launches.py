@@ -33,6 +33,9 @@ TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
 THIN, THIN_GEMM = 32, "register"
 """K up to which tensor cores are not worth while, and what is fastest there."""
 
+NARROW = 32
+"""M or N up to which operands are not worth splitting into terms: tiles of D are mostly empty anyway."""
+
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
 _GEMM_TILES = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}
@@ -57,6 +60,15 @@ def runs_gemm(version: str, architecture: str) -> bool:
     if version == "wgmma":
         return architecture in TENSOR_ARCHITECTURES
     return version != "mma" or has_mma(architecture)
+
+
+def version_for(version: str, M: int, N: int, K: int, math: str) -> str:
+    """What a product of these sizes runs as where ``version`` was asked for, or is fastest for large ones."""
+    if version in ("mma", "wgmma") and K <= THIN:
+        return THIN_GEMM
+    if version == "wgmma" and min(M, N) <= NARROW and math in MMA_TERMS:
+        return "mma"
+    return version
 
 
 def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
@@ -121,7 +133,7 @@ class Kernels:
         self.library = library
         self.real = _REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
-        self.terms = TERMS[math]
+        self.math, self.terms = math, TERMS[math]
         self.tensor_cores = TensorCores(library)
         if self.gemm_version == "mma" and math not in MMA_TERMS:
             raise ValueError(f"math of mma is {', '.join(MMA_TERMS)}, not {math!r}")
@@ -137,9 +149,13 @@ class Kernels:
         """Whether products read their operands as `Terms`, not as they are."""
         return self.gemm_version == "wgmma"
 
-    def prefers_tensor_cores(self, M: int, N: int, K: int) -> bool:
-        """Whether a product of these sizes is one for tensor cores."""
-        return self.uses_tensor_cores and K > THIN
+    def version_for(self, M: int, N: int, K: int) -> str:
+        """The version of the matrix product that one of these sizes runs as."""
+        return version_for(self.gemm_version, M, N, K, self.math)
+
+    def prefers_terms(self, M: int, N: int, K: int) -> bool:
+        """Whether a product of these sizes reads its operands as `Terms`."""
+        return self.version_for(M, N, K) == "wgmma"
 
     def prefers_narrow_head(self, hidden: int, classes: int) -> bool:
         """Whether an output layer of these sizes is one for ``narrow_head``."""
@@ -159,22 +175,24 @@ class Kernels:
         products: list[tuple[str, Constants]] = [
             ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
         ]
-        if self.gemm_version == "mma":
-            products += [
-                mma_product(False, True, self.mma.terms, activation),
-                mma_product(False, True, self.mma.terms, "identity"),
-                mma_product(True, False, self.mma.terms, "identity"),
-                mma_product(False, False, self.mma.terms, "identity"),
-                *(parts_sum(word) for word in (activation, "identity")),
-            ]
+        narrow = self.version_for(1 + NARROW, classes, 1 + THIN)
+        if "mma" in (self.gemm_version, narrow):
+            layouts = [(False, True)]
+            if apart or self.gemm_version == "mma" or classes > NARROW_CLASSES[-1]:
+                layouts += [(True, False), (False, False)]
+            words = {"identity"} if self.uses_terms else {activation, "identity"}
+            products += [mma_product(*layout, self.mma.terms, "identity") for layout in layouts]
+            products += [mma_product(False, True, self.mma.terms, word) for word in words - {"identity"}]
+            products += [parts_sum(word) for word in words]
         if self.uses_terms:
             terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
             products += [
                 tensor_product(False, True, input_terms, terms, activation),
                 tensor_product(True, False, terms, input_terms, "identity"),
-                tensor_product(False, True, terms, terms, "identity"),
                 ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
             ]
+            if apart or narrow != "mma":
+                products.append(tensor_product(False, True, terms, terms, "identity"))
             if apart:
                 products += [
                     tensor_product(True, False, terms, terms, "identity"),
@@ -219,9 +237,11 @@ class Kernels:
             )
         if C is None:
             C = D
-        if self.prefers_tensor_cores(M, N, K):
-            return self._tensor_gemm(D, A, B, transpose_a, transpose_b, alpha, beta, C)
-        version = THIN_GEMM if self.uses_tensor_cores else self.gemm_version
+        version = self.version_for(M, N, K)
+        if version == "mma":
+            return in_order(self.mma.multiply(D, A, B, transpose_a, transpose_b, alpha, beta, C))
+        if version == "wgmma":
+            return self._split_gemm(D, A, B, transpose_a, transpose_b, alpha, beta, C)
         kernel = self.library.kernel(
             "gemm",
             f"gemm_{version}",
@@ -232,7 +252,7 @@ class Kernels:
         grid, block = gemm_shape(version, M, N)
         return kernel.bind(grid, block, M, N, K, alpha, A, A.ld, B, B.ld, beta, C, C.ld, D, D.ld)
 
-    def _tensor_gemm(
+    def _split_gemm(
         self,
         D: DeviceArray,
         A: DeviceArray,
@@ -243,8 +263,7 @@ class Kernels:
         beta: float,
         C: DeviceArray,
     ) -> Launch:
-        if not self.uses_terms:
-            return in_order(self.mma.multiply(D, A, B, transpose_a, transpose_b, alpha, beta, C))
+        """By ``wgmma``, of operands that are split first; TF32 along k can be read as it is."""
         cores, driver = self.tensor_cores, self.library.driver
         layout = transpose_a, transpose_b
         if self.terms == TERMS["tf32"] and layout == (False, True) and all(map(reads_tf32, (A, B))):

@@ -46,7 +46,7 @@ class Model:
         for layer in self.network.layers:
             units, inputs = self.network.shapes[f"W{layer}"]
             narrow = layer == self.network.depth and kernels.prefers_narrow_head(inputs, units)
-            if not narrow and kernels.prefers_tensor_cores(1, units, inputs):
+            if not narrow and kernels.prefers_terms(units, units, inputs):
                 W = self.parameters[f"W{layer}"]
                 result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
                 kernels.tensor_cores.split((W, result[layer]))(stream)

@@ -91,7 +91,7 @@ def narrow_end_operations(end: NarrowEnd, items: Sequence[Item], terms: Terms | 
         BACKWARD,
         reads=(partials,),
         writes=(end.dW.D, end.db.sums, end.db_below.sums, end.loss.sums),
-        flops=partials.size,
+        flops=0,  # they are among those of what is merged above
         on_device=lambda kernels: launches(kernels)[1],
         in_numpy=lambda: lambda: None,  # what is merged above has them
     )

@@ -37,7 +37,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.MULTILINE)
 _CONSTANTS = re.compile(r"^// constants:(.*)$", re.MULTILINE)
 _ARCHITECTURES = re.compile(r"^// architectures:(.*)$", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
-_WAITS_FIRST = re.compile(r"\s*\{\s*wait_for_kernel_before\(\w*\);")
+_WAITS_FIRST = re.compile(r"\s*\{\s*(?:wait_for_kernel_before\(\)|begin_beside_kernel_before\(\w+\));")
 _TYPEDEF = re.compile(r"\btypedef\s+(\w+(?: \w+)*)\s+(\w+)\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _SCALARS = {"int": "i", "float": "f", "double": "d"}
@@ -135,7 +135,8 @@ def parse_kernels(source: str, constants: Constants) -> dict[str, list[Parameter
 
 
 def overlapping(source: str) -> set[str]:
-    """The kernels of a source whose first line calls ``wait_for_kernel_before`` (kernels/common.cuh).
+    """The kernels of a source whose first line is ``wait_for_kernel_before();`` (kernels/common.cuh), or
+    ``begin_beside_kernel_before(..);`` where they wait later.
 
     They are launched while the kernel before them in the stream still runs.
     """

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.launches import Kernels, fastest_gemm, runs_gemm
+from nn.launches import Kernels, fastest_gemm, runs_gemm, version_for
 from nn.mma import Mma, MmaTiling, choose_mma_tiling, has_mma
 from pyrt.kernels import KERNELS, KernelLibrary
 
@@ -297,7 +297,24 @@ def test_architectures():
     for architecture, version in versions.items():
         assert fastest_gemm(np.float32, architecture) == version
         assert fastest_gemm(np.float64, architecture) == "tiled"
+
+    @pytest.mark.parametrize(
+        "version, sizes, math, expected",
+        [
+            ("wgmma", (750, 512, 784), "float32", "wgmma"),
+            ("wgmma", (750, 10, 512), "float32", "mma"),
+            ("wgmma", (10, 512, 750), "tf32", "mma"),
+            ("wgmma", (10, 512, 750), "bf16", "wgmma"),  # mma has no bf16
+            ("wgmma", (750, 512, 10), "float32", "register"),
+            ("mma", (750, 512, 10), "float32", "register"),
+            ("mma", (10, 10, 100), "float32", "mma"),
+            ("tiled", (10, 10, 10), "float32", "tiled"),
+        ],
+    )
+    def test_version_of_a_size(self, version, sizes, math, expected):
+        assert version_for(version, *sizes, math) == expected
         assert runs_gemm("tiled", architecture)
+
     assert [runs_gemm("mma", name) for name in versions] == [False, *[True] * 6, False]
     assert [name for name in versions if runs_gemm("wgmma", name)] == ["sm_90a", "emulated"]
 

@@ -230,8 +230,9 @@ def test_an_end_of_other_arrays_stays_apart(driver, kernels):
         assert match_narrow_end([*one[:index], other[index], *one[index + 1 :]]) is None
 
 
-def test_panels_read_columns_of_the_same_terms(driver, kernels, library, stream):
+def test_panels_read_columns_of_the_same_terms(driver, kernels, library, stream, monkeypatch):
     """As deeper layers have them, whose weights leave in panels."""
+    monkeypatch.setattr("nn.launches.NARROW", 8)
     results = []
     for how in (Kernels(library, np.float32, "tiled"), kernels):
         arrays = Arrays(driver, np.random.default_rng(9))

@@ -187,7 +187,7 @@ class TestParse:
         {
             wait_for_kernel_before();
         }
-        extern "C" __global__ void fourth(int n, int late) { wait_for_kernel_before(late); }
+        extern "C" __global__ void fourth(int n, int soon) { begin_beside_kernel_before(soon); }
         extern "C" __global__ void late(int n, int *x) { x[0] = n; wait_for_kernel_before(); }
         __device__ void other() { wait_for_kernel_before(); }
         """
