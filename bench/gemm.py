@@ -30,6 +30,8 @@ TOLERANCES = {"float32": 3e-5, "tf32": 5e-3}
 DATA = ("[0, 1)", "normal")
 """Kinds of random data, the timed one last."""
 
+AUTO_TF32 = "auto, --math tf32"
+
 HEADERS = {
     "version": "version",
     "us": "us",
@@ -148,6 +150,9 @@ def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) ->
         for version in (*GEMM_VERSIONS, "auto")
         if runs_gemm(version, library.driver.architecture)
     }
+    kernels = Kernels(library, np.float32, math="tf32")
+    if kernels.uses_tensor_cores:
+        contenders[AUTO_TF32] = Contender(kernels.gemm(D, A, B, *transposed), "tf32")
     if cublas is not None:
         for math in MATHS:
             contenders[f"cuBLAS {math}"] = Contender(cublas.product(D, A, B, *transposed, math), math)
@@ -209,15 +214,19 @@ def allowed_error(kind: str, results: Mapping[str, Result]) -> float:
 
 
 def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
-    """All products: what `auto` takes against cuBLAS, and its errors as parts of the allowed ones."""
+    """All products: `auto` against cuBLAS, its errors as parts of the allowed ones; the same with TF32."""
     rows = []
     for product, results in all_results.items():
         auto = results["auto"]
         parts = [auto.errors[kind] / allowed_error(kind, results) for kind in reversed(DATA)]
-        speeds = [times_as_fast(auto, results.get(f"cuBLAS {math}")) for math in MATHS]
-        rows.append([str(product), auto.times.median if auto.times else None, *speeds, *parts])
-    headers = ["auto", *(HEADERS[word] for word in ("us", "float32", "tf32")), "error / allowed", "[0, 1)"]
-    return tabulate(rows, headers=headers, floatfmt=("", ".1f", ".2f", ".2f", ".2f", ".2f"), missingval="-")
+        row = [str(product), auto.times.median if auto.times else None]
+        row += [times_as_fast(auto, results.get("cuBLAS float32")), *parts]
+        if (tf32 := results.get(AUTO_TF32)) is not None and tf32.times is not None:
+            row += [tf32.times.median, times_as_fast(tf32, results.get("cuBLAS tf32"))]
+        rows.append(row)
+    headers = ["auto", "us", HEADERS["float32"], "error / allowed", "[0, 1)", "tf32 us", HEADERS["tf32"]]
+    formats = ("", ".1f", ".2f", ".2f", ".2f", ".1f", ".2f")
+    return tabulate(rows, headers=headers, floatfmt=formats, missingval="-")
 
 
 def measure(

@@ -6,7 +6,8 @@ interpreter lock, so they do run beside that thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
@@ -77,30 +78,39 @@ class Deferred:
 
 
 class Orders:
-    """The rows of one epoch after the other, each drawn while the one before is used."""
+    """The rows of one epoch after the other, drawn while those of epochs before are used.
 
-    def __init__(self, draw: Callable[[int], np.ndarray], epochs: int, helper: Helper) -> None:
-        """``draw`` gives the order of an epoch; the helper calls it once for each."""
-        self._draw, self._epochs, self._helper = draw, epochs, helper
-        self._drawn = np.empty(0, int)
-        self._epoch = 0
+    Each helper draws an epoch: to draw one can take longer than a fast GPU needs for it.
+    """
+
+    def __init__(self, draw: Callable[[int], np.ndarray], epochs: int, helpers: Sequence[Helper]) -> None:
+        """``draw`` gives the order of an epoch; it is called once for each, by one of the helpers."""
+        self._draw, self._epochs, self._helpers = draw, epochs, helpers
+        self._drawn = [np.empty(0, int) for _ in helpers]
+        self._taken = 0
 
     def start(self) -> None:
-        """Have the next order drawn; called once, before the first ``take``."""
-        if self._epoch < self._epochs:
-            self._helper.start(self._next)
+        """Have the first orders drawn; called once, before the first ``take``."""
+        for epoch in range(len(self._helpers)):
+            self._start(epoch)
 
     def take(self) -> np.ndarray:
         """The order of the next epoch, the first one at first."""
-        self._helper.wait()
-        order = self._drawn
-        self._epoch += 1
-        self.start()
+        epoch, ahead = self._taken, len(self._helpers)
+        self._helpers[epoch % ahead].wait()
+        order = self._drawn[epoch % ahead]
+        self._taken += 1
+        self._start(epoch + ahead)
         return order
 
     def close(self) -> None:
         """No more is drawn."""
-        self._helper.close()
+        for helper in self._helpers:
+            helper.close()
 
-    def _next(self) -> None:
-        self._drawn = self._draw(self._epoch)
+    def _start(self, epoch: int) -> None:
+        if epoch < self._epochs:
+            self._helpers[epoch % len(self._helpers)].start(partial(self._next, epoch))
+
+    def _next(self, epoch: int) -> None:
+        self._drawn[epoch % len(self._helpers)] = self._draw(epoch)

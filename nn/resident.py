@@ -1,8 +1,8 @@
 """The whole training set on the device: of a batch only the row numbers go up, an epoch's at a time.
 
-    helper    | order of epoch e+1 into pinned half |
-    upload                                          | copy e+1 |
-    compute   | epoch e: each step gathers its rows             | epoch e+1
+    helpers   | orders of epochs e+1, e+2, .. into pinned memory |
+    upload                                      | copy e+1 |
+    compute   | epoch e: each step gathers its rows        | epoch e+1
 
 Two epochs' orders lie behind each other on the device and take turns, so that the place of a batch in them
 runs on from step to step, and around at their end.
@@ -10,7 +10,7 @@ runs on from step to step, and around at their end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Resident:
         schedule: Schedule,
         place: DeviceArray,
         rows: int,
-        drawing: Helper,
+        drawing: Sequence[Helper],
     ) -> None:
         """The training set, images (n, D) and labels (n,) int32; at most ``rows`` samples of a batch are
         this rank's; ``place`` (1,) int32 on the device is where in the two orders a batch begins."""
@@ -49,7 +49,8 @@ class Resident:
         self._place = place
         self._batch_labels = DeviceArray.empty(driver, (rows,), np.int32)
         self._orders = DeviceArray.empty(driver, (self.places,), np.int32)
-        self._host = pinned(driver, (2, schedule.samples), np.int32)
+        # One for each helper, and one whose copy may still be under way.
+        self._host = pinned(driver, (len(drawing) + 1, schedule.samples), np.int32)
         self._uploaded = [driver.create_event(timing=False) for _ in range(2)]
         self._consumed = [driver.create_event(timing=False) for _ in range(2)]
         for uploaded, consumed in zip(self._uploaded, self._consumed, strict=True):
@@ -102,16 +103,16 @@ class Resident:
         driver, upload, half = self._driver, self._streams.upload, epoch % 2
         samples = self._schedule.samples
         with self._copying:
-            driver.synchronize_event(self._uploaded[1 - half])  # the next order is drawn there from now on
+            driver.synchronize_event(self._uploaded[1 - half])  # take() has another order drawn in its place
             order = self._drawn.take()
             driver.wait(upload, self._consumed[half])
             self._orders.rows(half * samples, (half + 1) * samples).queue_upload(order, upload)
             driver.record(self._uploaded[half], upload)
 
     def _draw(self, epoch: int) -> np.ndarray:
-        pinned_half = self._host[epoch % 2]
-        np.copyto(pinned_half, self._schedule.order(epoch), casting="unsafe")
-        return pinned_half
+        rows = self._host[epoch % len(self._host)]
+        np.copyto(rows, self._schedule.order(epoch), casting="unsafe")
+        return rows
 
 
 def _uploaded(driver: Driver, streams: Streams, host: np.ndarray) -> DeviceArray:

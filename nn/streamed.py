@@ -10,6 +10,8 @@ places, all as long as the longest part of a batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from nn.ahead import Helper, Orders
@@ -35,7 +37,13 @@ class Streamed:
     """The training batches of this rank, sent through a feed a chunk at a time."""
 
     def __init__(
-        self, feed: Feed, schedule: Schedule, job: Job, place: DeviceArray, rows: int, drawing: Helper
+        self,
+        feed: Feed,
+        schedule: Schedule,
+        job: Job,
+        place: DeviceArray,
+        rows: int,
+        drawing: Sequence[Helper],
     ) -> None:
         """No rank gets more than ``rows`` samples of a batch, and a chunk of the feed is some times as long;
         ``place`` (1,) int32 on the device is where in the feed's slots a batch begins."""

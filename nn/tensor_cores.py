@@ -160,17 +160,16 @@ class Tiling:
         return (terms_a * self.rows + terms_b * self.columns) * _DEPTH
 
 
-_TILES = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128))
-_WIDE_TILE = (128, 256)  # of products of single terms, which need no second set of sums
-_PARTS = (1, 2, 3, 4, 6, 8)
+# Fitted to what `make bench ARGS=tiles` measured on an H100, in microseconds: a launch; a megabyte that a
+# block's tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in
+# parts, until they have met, and each 64 x 64 of another part.
+_LAUNCH = 0.8
+_MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
+_WIDE = {(128, 256): 6.3}  # for products of single terms, which need no second set of sums
+_MEET, _PART = 1.8, 0.09
+_FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
 
-# Measured on an H100, in microseconds: a launch with the first tile on its way and the last
-# one written, one product of terms of a 64 x 64 x 64 tile, and the launch that adds the parts of K.
-# `make bench ARGS=tiles` times every candidate beside what these predict of it.
-_LAUNCH = 3.8
-_PRODUCT = 0.085
-_SUM_PARTS = 3.5
-_FEW_STAGES = {1: 2.0, 2: 1.45}  # how much longer products take where too few tiles are on their way
+_PARTS = (1, 2, 3, 4, 6, 8)
 
 
 def products(terms_a: int, terms_b: int) -> int:
@@ -189,7 +188,7 @@ def candidates(K: int, terms_a: int, terms_b: int, shared_memory: int) -> list[T
         stage = Tiling(*tile, parts, 1).stage_bytes(terms_a, terms_b)
         return Tiling(*tile, parts, max(1, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage)))
 
-    tiles = (*_TILES, _WIDE_TILE) if terms_a == terms_b == 1 else _TILES
+    tiles = (*_MEGABYTE, *(_WIDE if terms_a == terms_b == 1 else ()))
     return [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
 
 
@@ -197,13 +196,18 @@ def predicted(
     tiling: Tiling, M: int, N: int, K: int, terms_a: int, terms_b: int, multiprocessors: int
 ) -> float:
     """Microseconds that a product cut like this should take on so many multiprocessors."""
+    tile = tiling.rows, tiling.columns
     count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
     # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
     waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
-    size = tiling.rows * tiling.columns / (64 * 64) * products(terms_a, terms_b)
-    tiles = -(-_tiles_deep(K) // tiling.parts)
-    time = waves * (_LAUNCH + tiles * size * _PRODUCT * _FEW_STAGES.get(tiling.stages, 1))
-    return time + (_SUM_PARTS if tiling.parts > 1 else 0)
+    # A warpgroup reads its 64 rows and all columns for each product of terms.
+    read = products(terms_a, terms_b) * tiling.rows // 64 * (64 + tiling.columns) * _DEPTH
+    moved = tiling.stage_bytes(terms_a, terms_b) + read
+    each = 1e-6 * moved * (_MEGABYTE | _WIDE)[tile] * (_FEW_STAGES if tiling.stages <= 2 else 1)
+    time = _LAUNCH + blocks(_tiles_deep(K), tiling.parts) * each
+    if tiling.parts > 1:
+        time += _MEET + (tiling.parts - 1) * tiling.rows * tiling.columns / (64 * 64) * _PART
+    return waves * time
 
 
 def choose_tiling(

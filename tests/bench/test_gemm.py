@@ -111,8 +111,13 @@ def test_table_without_cublas_has_gaps():
 
 
 def test_summary_says_how_much_of_the_allowed_error_is_used():
-    with_cublas = {"auto": result(10.0, 3e-6, 3e-6), "cuBLAS float32": result(15.0, 5e-6, 1e-6)}
+    with_cublas = {
+        "auto": result(10.0, 3e-6, 3e-6),
+        gemm.AUTO_TF32: result(8.0, 3e-4, 3e-4),
+        "cuBLAS float32": result(15.0, 5e-6, 1e-6),
+        "cuBLAS tf32": result(6.0, 3e-4, 3e-4),
+    }
     alone = {"auto": result(10.0, 1e-6, 4e-6)}
     lines = gemm.summary({SMALL[0]: with_cublas, SMALL[1]: alone}).splitlines()
-    assert lines[2].split()[-5:] == ["10.0", "1.50", "-", "0.50", "1.50"]
-    assert lines[3].split()[-5:] == ["10.0", "-", "-", "0.50", "2.00"]
+    assert lines[2].split()[-5:] == ["1.50", "0.50", "1.50", "8.0", "0.75"]
+    assert lines[3].split()[-5:] == ["-", "0.50", "2.00", "-", "-"]

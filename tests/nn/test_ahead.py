@@ -42,24 +42,34 @@ def test_a_worker_works_beside_its_caller_and_is_done_when_closed():
     assert not worker._thread.is_alive()
 
 
-def test_orders_come_one_after_the_other_and_each_is_drawn_once(helper):
+@pytest.mark.parametrize("helpers", [1, 2, 3, 6])
+def test_orders_come_one_after_the_other_and_each_is_drawn_once(helpers):
     drawn = []
 
     def draw(epoch):
         drawn.append(epoch)
         return np.arange(3) + epoch
 
-    orders = Orders(draw, 4, helper)
+    orders = Orders(draw, 4, [Worker() if helpers > 1 else Deferred() for _ in range(helpers)])
     orders.start()
     assert [orders.take().tolist() for _ in range(4)] == [[e, e + 1, e + 2] for e in range(4)]
     orders.close()
-    assert drawn == [0, 1, 2, 3]
+    assert sorted(drawn) == [0, 1, 2, 3]
 
 
-def test_an_order_is_drawn_while_the_one_before_is_used():
-    drawn = threading.Event()
-    orders = Orders(lambda epoch: drawn.set() if epoch == 1 else None, 2, Worker())
+def test_orders_are_drawn_while_those_before_are_used():
+    drawn = {epoch: threading.Event() for epoch in range(4)}
+    both = threading.Barrier(2)  # the first two at once
+
+    def draw(epoch):
+        if epoch < 2:
+            both.wait(60)
+        drawn[epoch].set()
+        return np.empty(0, int)
+
+    orders = Orders(draw, 4, [Worker(), Worker()])
     orders.start()
+    assert drawn[0].wait(60) and drawn[1].wait(60)
     orders.take()
-    assert drawn.wait(60)
+    assert drawn[2].wait(60) and not drawn[3].is_set()
     orders.close()

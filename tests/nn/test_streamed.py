@@ -84,12 +84,12 @@ def batches_of(way, place, schedule, job, state, rows):
     phases = Phases(0.0)
     if way == "resident":
         used = (IMAGES[: schedule.used], LABELS[: schedule.used])
-        arguments = (*used, schedule, state, rows, place.helper())
+        arguments = (*used, schedule, state, rows, [place.helper(), place.helper()])
         return Resident(place.driver, place.streams, phases.phase, *arguments)
     helpers = [place.helper() for _ in range(3)]
     chunk = rows * int(way.split()[1])
     feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
-    return Streamed(feed, schedule, job, state, rows, place.helper())
+    return Streamed(feed, schedule, job, state, rows, [place.helper(), place.helper()])
 
 
 @pytest.mark.parametrize("way", WAYS)
