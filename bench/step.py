@@ -41,9 +41,9 @@ MATHS = ("float32", "tf32")
 
 DEVICE = "cuda"
 SAMPLES = 60000
-EPOCHS = 12
-WARM_UP = 2
-"""Epochs that do not count."""
+EPOCHS, WARM_UP, WINDOW = 102, 2, 10
+"""Of a run, of which some do not count; the others are timed by so many: an epoch ends when its last loss is
+read, and by then the device may be some steps into the next one."""
 
 TIMEOUT = 300
 """Seconds that a baseline may take for all that it times."""
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Ours:
-    """Our steps of one case, in all runs: each epoch's seconds a step, and each run's on the device."""
+    """Our steps of one case, in all runs: seconds a step of each window, and of each run on the device."""
 
     wall: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
@@ -74,12 +74,14 @@ class Ours:
     def add(self, report: Report, batch: int) -> None:
         """Take the times of a run.
 
-        An epoch's time ends when its last loss is read. The device's time is that of the phase
-        `batch iteration`, a mean over the run, which rank 0 alone knows.
+        The device's time is that of the phase `batch iteration`, a mean over the run, which rank 0 alone
+        knows.
         """
         self.machine = report.environment["devices"][0]
         steps = -(-SAMPLES // batch)
-        self.wall += [epoch.seconds / steps for epoch in report.epochs[WARM_UP:]]
+        seconds = [epoch.seconds for epoch in report.epochs[WARM_UP:]]
+        windows = range(0, len(seconds) - WINDOW + 1, WINDOW)
+        self.wall += [sum(seconds[first : first + WINDOW]) / (WINDOW * steps) for first in windows]
         for phase in report.phases:
             if phase.name == "batch iteration" and phase.device is not None:
                 self.device.append(phase.device / phase.calls)

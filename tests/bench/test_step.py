@@ -31,12 +31,13 @@ def line(mode, math="float32", us=200.0):
 def test_our_runs_are_checked_and_timed_by_epochs(monkeypatch):
     monkeypatch.setattr(step, "DEVICE", "cpu")
     monkeypatch.setattr(step, "SAMPLES", 50)
-    monkeypatch.setattr(step, "EPOCHS", 3)
+    monkeypatch.setattr(step, "EPOCHS", 6)
+    monkeypatch.setattr(step, "WINDOW", 2)
     case = Case(20)
     assert list(step.wrong_results(join(), [case])) == []
     ours = {case: Ours()}
     step.run_ours(join(), ours)
-    assert len(ours[case].wall) == 3 - step.WARM_UP
+    assert len(ours[case].wall) == (6 - step.WARM_UP) // 2
     assert 0 < ours[case].wall[0] < 10
     assert ours[case].device == []  # there is none
     assert ours[case].machine
