@@ -22,10 +22,10 @@ __device__ inline void convert(pixel p, real, bfloat16 &x) { x = __float_as_uint
 __device__ inline void convert(pixel p, real scale, real &x) { x = (real)p / scale; }
 
 const int WIDTH = sizeof(number) == 2 ? 4 : 1;  // neighbours that a thread takes: 8 bytes of bf16
+const int AT_ONCE = 8;  // times that; a thread asks for all before it waits for the first
 
-__device__ inline void convert_wide(const unsigned *pixels, unsigned long long *numbers)
+__device__ inline void convert_wide(unsigned p, unsigned long long *numbers)
 {
-    const unsigned p = *pixels;
     bfloat16 x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -33,16 +33,32 @@ __device__ inline void convert_wide(const unsigned *pixels, unsigned long long *
     *numbers = pack(x);
 }
 
-// This thread's part of one row: WIDTH neighbours from `first` on, and every `step` columns.
+// This thread's part of one row, whose columns are a multiple of WIDTH: WIDTH neighbours every `step` columns.
+__device__ inline void convert_wide_row(int columns, int first, int step, const pixel *image, number *x)
+{
+    for (int column = first; column < columns; column += AT_ONCE * step) {
+        unsigned held[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (column + i * step < columns)
+                held[i] = *(const unsigned *)(image + column + i * step);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (column + i * step < columns)
+                convert_wide(held[i], (unsigned long long *)(x + column + i * step));
+    }
+}
+
 __device__ inline void convert_row(int columns, int first, int step, bool wide, real scale,
                                    const pixel *image, number *x)
 {
+    if (wide) {
+        convert_wide_row(columns, first, step, image, x);
+        return;
+    }
     for (int column = first; column < columns; column += step)
-        if (wide)
-            convert_wide((const unsigned *)(image + column), (unsigned long long *)(x + column));
-        else
-            for (int i = column; i < min(column + WIDTH, columns); i++)
-                convert(image[i], scale, x[i]);
+        for (int i = column; i < min(column + WIDTH, columns); i++)
+            convert(image[i], scale, x[i]);
 }
 
 // Both kernels: block 32 x 8, no shared memory; the grid's x counts blocks down the rows, y across the
@@ -75,9 +91,10 @@ extern "C" __global__ void gather_batch(int rows, int columns, real scale, const
     const int *mine = order + *place;
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step) {
         const offset image = mine[row];
+        const int label = first_column == 0 ? labels[image] : 0;
         convert_row(columns, first_column, column_step, wide, scale, images + image * columns,
                     X + row * ldx);
         if (first_column == 0)
-            batch_labels[row] = labels[image];
+            batch_labels[row] = label;
     }
 }
