@@ -328,6 +328,8 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
         if (GROUPS > 1)
             give_registers<fetching>();
         if (threadIdx.x == 128 * GROUPS) {
+            prefetch_map(A);
+            prefetch_map(B);
             if (!overtakes)
                 wait_for_kernel_before();
             block.fetch_tiles(A, B, first_m, first_n, first, count);

@@ -45,8 +45,9 @@ __device__ inline void put_terms(const Stretch &s, int i, const Four &p, bool wi
 extern "C" __global__ void sgd(const Stretch *stretches, real rate, real momentum, real decay,
                                const real *gradients, real *velocity, real *parameters)
 {
+    begin_beside_kernel_before(false);
+    const Stretch s = stretches[blockIdx.y];  // no kernel writes these
     wait_for_kernel_before();
-    const Stretch s = stretches[blockIdx.y];
     const bool wide = s.start % WIDTH == 0 && s.decayed % WIDTH == 0 && s.first % WIDTH == 0 &&
                       (!s.terms || s.columns % WIDTH == 0);
     const offset step = (offset)gridDim.x * blockDim.x * WIDTH;

@@ -67,6 +67,8 @@ __device__ inline void wait(Barrier *barrier, int parity)
     } while ((state.phase & 1) == parity);
 }
 
+__device__ inline void prefetch_map(const TensorMap *) {}
+
 // The copy is there at once.
 __device__ inline void copy_box(void *tile, const TensorMap *map, int x, int y, int z, Barrier *barrier)
 {
@@ -129,6 +131,12 @@ __device__ inline void wait(Barrier *barrier, int parity)
         "AGAIN_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra AGAIN_%=;\n"
         "}\n" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+// The map itself lies in global memory; it is only read.
+__device__ inline void prefetch_map(const TensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // Starts the copy of the map's box from (x, y, z, 0) on; what lies outside is zero. Its bytes count at the

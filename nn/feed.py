@@ -48,8 +48,8 @@ class Room:
     """Room for one chunk on the host, and how much of it is used until it is ``sent``."""
 
     def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
-        self.images = pinned(driver, (rows, columns), dtype)
-        self.labels = pinned(driver, (rows,), np.int32)
+        self.images = pinned(driver, (rows, columns), dtype, write_only=True)
+        self.labels = pinned(driver, (rows,), np.int32, write_only=True)
         self.sent = driver.create_event(timing=False)
         self.rows = 0
 

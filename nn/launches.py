@@ -422,5 +422,5 @@ def _input(kernel: str, X: DeviceArray | Terms) -> tuple[DeviceArray, int, tuple
 
 
 def _pixels_shape(X: DeviceArray | Terms, rows: int, columns: int) -> tuple[Grid, Block]:
-    """Grid and block of the kernels of pixels.cu: a thread takes 8 times 4 pixels that become terms, or one."""
+    """Grid and block of the kernels of pixels.cu: a thread takes 8 x 4 pixels that become terms, or one."""
     return plane_shape(rows, blocks(columns, 32 if isinstance(X, Terms) else 1))

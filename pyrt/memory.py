@@ -130,10 +130,14 @@ class DeviceArray:
         self.driver.copy_to_host(host, self.pointer, stream)
 
 
-def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """A page-locked host array: copies from and to it run beside kernels."""
+def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only: bool = False) -> np.ndarray:
+    """A page-locked host array: copies from and to it run beside kernels.
+
+    One that the host only writes is filled faster where memory is what threads wait for; to read it is slow.
+    """
     dtype = np.dtype(dtype)
-    return driver.allocate_pinned(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    block = driver.allocate_pinned(math.prod(shape) * dtype.itemsize, write_only)
+    return block.view(dtype).reshape(shape)
 
 
 class Layout:

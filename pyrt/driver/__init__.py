@@ -52,8 +52,11 @@ class Driver(Protocol):
     def free_memory(self) -> int:
         """Bytes that are free, for all that use the device; 0 where there are no kernels."""
 
-    def allocate_pinned(self, nbytes: int) -> np.ndarray:
-        """Page-locked host memory as uint8 (nbytes,), kept until ``close``."""
+    def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
+        """Page-locked host memory as uint8 (nbytes,), kept until ``close``.
+
+        What the host writes to ``write_only`` memory passes its caches by, where a device has such.
+        """
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Device memory as a NumPy array without a copy; only where ``has_kernels`` is false."""

@@ -56,7 +56,7 @@ class CpuDriver:
     def free_memory(self) -> int:
         return 0
 
-    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+    def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

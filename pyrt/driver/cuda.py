@@ -148,8 +148,9 @@ class CudaDriver:
         free, _ = cuda.mem_get_info()
         return int(free)
 
-    def allocate_pinned(self, nbytes: int) -> np.ndarray:
-        block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8)
+    def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
+        flags = cuda.host_alloc_flags.WRITECOMBINED if write_only else 0
+        block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
         self._pinned.append(block.base)
         return block[:nbytes]
 

@@ -95,7 +95,7 @@ class EmulatedDriver:
         free, _ = _memory()
         return free
 
-    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+    def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         self._require_no_capture("allocate_pinned")
         return np.empty(nbytes, np.uint8)
 
