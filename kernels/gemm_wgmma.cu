@@ -284,17 +284,21 @@ __device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
     }
     __syncwarp();
     __threadfence();
-    real before[BN / 2] = {};
-#pragma unroll GROUPS < 3 ? 256 / BN : 2  // parts on their way at once, as many as registers allow
-    for (int part = 0; part < last; part++)
+    const int AT_ONCE = 32;  // numbers, of so many parts as registers allow
 #pragma unroll
-        for (int i = 0; i < BN / 2; i += 4) {
-            const float4 p = *place(part, i);
-            before[i] += p.x, before[i + 1] += p.y, before[i + 2] += p.z, before[i + 3] += p.w;
-        }
+    for (int first = 0; first < BN / 2; first += AT_ONCE) {
+        real before[AT_ONCE] = {};
+#pragma unroll GROUPS == 1 ? 4 : BN == 256 ? 1 : 2
+        for (int part = 0; part < last; part++)
 #pragma unroll
-    for (int i = 0; i < BN / 2; i++)
-        sums[i] = before[i] + sums[i];
+            for (int i = 0; i < AT_ONCE; i += 4) {
+                const float4 p = *place(part, first + i);
+                before[i] += p.x, before[i + 1] += p.y, before[i + 2] += p.z, before[i + 3] += p.w;
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            sums[first + i] = before[i] + sums[first + i];
+    }
     return true;
 }
 

@@ -2,8 +2,8 @@
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
-Warnings are errors, and so are registers spilled to memory. Prints a line per file; exits 1 if anything
-failed.
+Warnings are errors, and so are registers spilled to memory and what ptxas calls a performance loss: products
+on tensor cores that wait for each other. Prints a line per file; exits 1 if anything failed.
 """
 
 import os
@@ -34,7 +34,7 @@ class Compiled:
     architecture: str
     registers: int
     spilled: int  # bytes stored and loaded
-    errors: str  # nvcc's words, empty where it succeeded
+    errors: str  # nvcc's words, empty where all is well
 
 
 def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Compiled:
@@ -45,13 +45,14 @@ def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Com
         command = ["nvcc", *FLAGS, f"-arch={architecture}", "-o", f"{path}.cubin", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
     output = done.stdout + done.stderr
+    losses = re.findall(r"^.*Potential Performance Loss.*$", output, re.MULTILINE)
     return Compiled(
         file,
         " ".join(f"{name}={value}" for name, value in constants.items()),
         architecture,
         max(map(int, re.findall(r"Used (\d+) registers", output)), default=0),
         sum(map(int, re.findall(r"(\d+) bytes spill", output))),
-        "" if done.returncode == 0 else output.strip(),
+        "\n".join(losses) if done.returncode == 0 else output.strip(),
     )
 
 
