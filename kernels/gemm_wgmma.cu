@@ -17,10 +17,11 @@
 // enough. An infinite number, or one beyond the largest bf16 (3.39e38), has an infinite first term: what it
 // meets becomes infinite or NaN.
 //
-// TERMS says how many A and B have: 13 is one and three. Operands are given as their terms, matrices of one
-// shape one behind the other, row-major; op(X) is X, or X transposed where TRANSPOSE_X is 1. C and D are M
-// x N, row-major with leading dimensions; with beta == 0 C is not read and may be null, as may the bias of
-// N numbers.
+// TERMS says how many A and B have: 13 is one and three. Operands are given as their terms (split.cu), matrices of one
+// shape one behind the other, row-major; where NUMBER is tf32, as they are, float32 with k along the rows, of
+// which these tensor cores see 11 bits and cut off the rest. op(X) is X, or X transposed where TRANSPOSE_X is
+// 1. C and D are M x N, row-major with leading dimensions; with beta == 0 C is not read and may be null, as
+// may the bias of N numbers.
 
 #include "common.cuh"
 #include "bfloat16.cuh"
@@ -34,51 +35,6 @@ typedef NUMBER number;
 const int TERMS_A = TERMS / 10, TERMS_B = TERMS % 10;
 
 // ---------------------------------------------------------------------------------------------------------
-// Splitting: the terms of two matrices in one launch.
-//
-// Block 64 x 4, no shared memory; the grid's x counts blocks down the rows, y across the columns (a thread
-// takes four neighbours), any number of each; z is 2. Terms have a leading dimension that is a multiple of
-// 4.
-// ---------------------------------------------------------------------------------------------------------
-
-__device__ inline void split_matrix(int rows, int columns, const real *X, int ldx, int count,
-                                    bfloat16 *terms, int ld, int matrix)
-{
-    const bool wide = (size_t)X % 16 == 0 && ldx % 4 == 0;
-    const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * 4;
-    for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step)
-        for (int column = (blockIdx.y * blockDim.x + threadIdx.x) * 4; column < columns;
-             column += column_step) {
-            const real *source = X + row * ldx + column;
-            float4 x = {0, 0, 0, 0};
-            if (wide && column + 4 <= columns) {
-                x = *(const float4 *)source;
-            } else {
-                x.x = source[0];
-                x.y = column + 1 < columns ? source[1] : 0;
-                x.z = column + 2 < columns ? source[2] : 0;
-                x.w = column + 3 < columns ? source[3] : 0;
-            }
-            split4(x, count, terms + row * ld + column, matrix);
-        }
-}
-
-// `matrix`: elements from one term to the next.
-extern "C" __global__ void __launch_bounds__(256)
-split_terms(int rows_a, int columns_a, const real *A, int lda, int count_a, bfloat16 *terms_a, int ld_a,
-            int matrix_a, int rows_b, int columns_b, const real *B, int ldb, int count_b, bfloat16 *terms_b,
-            int ld_b, int matrix_b)
-{
-    wait_for_kernel_before();
-    if (blockIdx.z == 0)
-        split_matrix(rows_a, columns_a, A, lda, count_a, terms_a, ld_a, matrix_a);
-    else
-        split_matrix(rows_b, columns_b, B, ldb, count_b, terms_b, ld_b, matrix_b);
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// The product.
-//
 // Block 128 (GROUPS + 1) threads, GROUPS warpgroups that multiply, each 64 x BN of D, and one that fetches;
 // the grid's x counts tiles down D, y across, z parts of K. Dynamic shared memory: `stages` buffers, each
 // with a tile of all terms of both operands, DEPTH along k.
@@ -89,7 +45,10 @@ split_terms(int rows_a, int columns_a, const real *A, int lda, int count_a, bflo
 // - Tensor cores round toward zero when they add, 6e-6 off over a long K. So what they add up is one tile,
 //   small products before large ones; tiles are added in float32 registers, while the next one is being
 //   multiplied into another set.
-// - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order.
+// - Where d is narrow, tensor cores wait for shared memory: an operand that they multiply several times goes
+//   to registers first.
+// - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order
+//   by the block that has the last one.
 // ---------------------------------------------------------------------------------------------------------
 
 const int DEPTH = 128 / sizeof(number);  // elements along k: a row of a tile is 128 bytes
@@ -121,10 +80,8 @@ template <int GROUPS, int BN>
 struct Block {
     static const int BM = 64 * GROUPS;
     static const int STAGE = (TERMS_A * BM + TERMS_B * BN) * DEPTH;  // elements
-    // Where d is narrow, tensor cores wait for what they read of shared memory; so all that multiplies the same
-    // lines of A takes them from registers, if there are as many.
     static const bool A_IN_REGISTERS =
-        sizeof(number) == 2 && !TRANSPOSE_A && BN == 64 && (TERMS_A == 1 || GROUPS == 1);
+        TERMS_B > 1 && !TRANSPOSE_A && BN == 64 && (TERMS_A == 1 || GROUPS == 1);
 
     number *ring;
     Barrier *full, *empty;
@@ -359,40 +316,40 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-           int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+           int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
     gemm<1, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+            int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
     gemm<2, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+            int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
     gemm<3, 64>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-            int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+            int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
     gemm<1, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+             int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
     gemm<2, 128>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
@@ -408,9 +365,10 @@ __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, 
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums,
-             int *done, int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+             int overtakes, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     begin_beside_kernel_before(overtakes);
-    gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, overtakes, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    gemm_wide<TERMS == 11>(K, A, B, stages, {sums, done}, overtakes,
+                           {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }

@@ -1,6 +1,6 @@
 // The end of a network with few classes, from the activations A of its last hidden layer to everything that
 // follows from them in a training step, in one pass over A.
-// architectures: sm_90a
+// architectures: sm_80 sm_90a
 // constants: REAL=float|double HEAD=softmax|sigmoid ACTIVATION=sigmoid|tanh|relu CLASSES=10|32
 //
 // With W (classes x hidden) and b (classes) of the output layer, t the one-hot vector of a row's label:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 from nn.mma import MMA_TERMS, Mma, has_mma, mma_product, parts_sum
 from nn.narrow_head import NARROW_CLASSES, NarrowHead, narrow_head_constants, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
-from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32, tensor_product
+from nn.tensor_cores import SPLIT, TERMS, TensorCores, Terms, reads_tf32, tensor_product
 from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
@@ -169,29 +169,29 @@ class Kernels:
         """The (file, constants) that training needs, for `KernelLibrary.compile`.
 
         ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. For terms
-        ``apart`` says that operations stay so, or that there is more than one hidden layer.
+        ``apart`` says that a step has others than those of a network with one wide hidden layer and an output
+        layer that `prefers_narrow_head`.
         """
         real, pixel = self.real, np.dtype(pixel)
         products: list[tuple[str, Constants]] = [
             ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
         ]
-        narrow = self.version_for(1 + NARROW, classes, 1 + THIN)
-        if "mma" in (self.gemm_version, narrow):
-            layouts = [(False, True)]
-            if apart or self.gemm_version == "mma" or classes > NARROW_CLASSES[-1]:
-                layouts += [(True, False), (False, False)]
-            words = {"identity"} if self.uses_terms else {activation, "identity"}
-            products += [mma_product(*layout, self.mma.terms, "identity") for layout in layouts]
-            products += [mma_product(False, True, self.mma.terms, word) for word in words - {"identity"}]
+        mma = self.uses_tensor_cores and self.math in MMA_TERMS
+        if mma:
+            words = ["identity"] if self.uses_terms else ["identity", activation]
+            products += [mma_product(False, True, self.mma.terms, word) for word in words]
             products += [parts_sum(word) for word in words]
+            if apart or not self.uses_terms:
+                products += [mma_product(a, False, self.mma.terms, "identity") for a in (True, False)]
         if self.uses_terms:
             terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
             products += [
+                SPLIT,
                 tensor_product(False, True, input_terms, terms, activation),
                 tensor_product(True, False, terms, input_terms, "identity"),
                 ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
             ]
-            if apart or narrow != "mma":
+            if apart or not mma:
                 products.append(tensor_product(False, True, terms, terms, "identity"))
             if apart:
                 products += [

@@ -16,7 +16,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.launches import Kernels, fastest_gemm, runs_gemm
+from nn.launches import NARROW, Kernels, fastest_gemm, runs_gemm
 from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.options import Options
@@ -113,11 +113,17 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
-            pixel = dataset.images.dtype
-            apart = options.profile or len(options.hidden) > 1
+            pixel, apart = dataset.images.dtype, _is_apart(options, kernels, dataset.classes, job.size)
             required = kernels.required(options.activation, options.head, dataset.classes, pixel, apart)
             kernels.library.compile(required)
     return kernels
+
+
+def _is_apart(options: Options, kernels: Kernels, classes: int, ranks: int) -> bool:
+    """See `Kernels.required`."""
+    narrow = min(*options.hidden, options.batch // ranks) <= NARROW
+    head = kernels.prefers_narrow_head(options.hidden[-1], classes)
+    return options.profile or len(options.hidden) > 1 or narrow or not head
 
 
 def _require_gemm(options: Options, driver: Driver) -> None:

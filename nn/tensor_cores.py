@@ -186,10 +186,11 @@ def candidates(K: int, terms_a: int, terms_b: int, shared_memory: int) -> list[T
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(terms_a, terms_b)
-        return Tiling(*tile, parts, max(1, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage)))
+        return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
 
     tiles = (*_MEGABYTE, *(_WIDE if terms_a == terms_b == 1 else ()))
-    return [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
+    cuts = [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
+    return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
 
 def predicted(
@@ -224,8 +225,12 @@ def _tiles_deep(K: int) -> int:
     return blocks(2 * K, _DEPTH)
 
 
+SPLIT: tuple[str, Constants] = ("split", {"REAL": "float"})
+"""The kernel file and constants of what splits matrices into terms."""
+
+
 class TensorCores:
-    """The kernels of gemm_wgmma.cu."""
+    """The kernels of gemm_wgmma.cu, and that of split.cu."""
 
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
@@ -233,8 +238,8 @@ class TensorCores:
 
     def split(self, *matrices: tuple[DeviceArray, Terms]) -> Launch:
         """The launch that splits one matrix, or two, into their terms."""
-        count = max(terms.count for _, terms in matrices)
-        kernel = self._kernel("split_terms", False, True, count, count, "bfloat16", "identity")
+        file, constants = SPLIT
+        kernel = self._library.kernel(file, "split_terms", **constants)
         rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))
         across, down = _SPLIT_BLOCK
         grid = (blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), MAX_GRID_Y), len(matrices))

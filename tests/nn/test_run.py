@@ -7,6 +7,7 @@ import pytest
 
 from nn import data, parameters, plan, reference
 from nn.console import Console
+from nn.launches import TENSOR_ARCHITECTURES
 from nn.network import Network
 from nn.options import Options
 from nn.run import run
@@ -15,6 +16,7 @@ from pyrt import devices
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.job import join
+from pyrt.kernels import KernelLibrary
 
 SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
 """A quick run: long enough to tell a wrong gradient, decay or batch from rounding, too short for chaos."""
@@ -28,15 +30,15 @@ def shared(tmp_path):
 
 @pytest.fixture
 def digits(tmp_path):
-    """Makes an .npz of random images of 3 x 4 pixels in three classes, with or without a test set."""
+    """Makes an .npz of random images, of 3 x 4 pixels in three classes by default, perhaps a test set."""
 
-    def make(training=50, test=0, dtype=np.uint8):
+    def make(training=50, test=0, dtype=np.uint8, shape=(3, 4), classes=3):
         rng = np.random.default_rng(0)
         arrays = {}
         for name, count in (("train", training), ("test", test)):
             if count:
-                arrays[f"x_{name}"] = rng.integers(0, 256, (count, 3, 4)).astype(dtype)
-                arrays[f"y_{name}"] = np.arange(count) % 3
+                arrays[f"x_{name}"] = rng.integers(0, 256, (count, *shape)).astype(dtype)
+                arrays[f"y_{name}"] = np.arange(count) % classes
         np.savez(tmp_path / "digits.npz", **arrays)
         return str(tmp_path / "digits.npz")
 
@@ -299,6 +301,53 @@ def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch)
 @pytest.mark.parametrize("gemm", ["naive", "shared", "register", "tiled"])
 def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"hidden": (72, 40)},
+        {"hidden": (16,)},
+        {"profile": True},
+        {"batch": 20},
+        {"math": "tf32"},
+        {"math": "tf32", "profile": True},
+        {"math": "bf16"},
+        {"gemm": "mma"},
+        {"gemm": "mma", "math": "tf32"},
+        {"gemm": "tiled"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("classes", [10, 40])
+def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, monkeypatch, changes, classes):
+    """What is loaded later than that would be compiled by every rank of a node."""
+    if driver.architecture not in TENSOR_ARCHITECTURES:
+        pytest.skip("needs the tensor cores of sm_90")
+    compiled, loaded = [], []
+    compile, load = KernelLibrary.compile, KernelLibrary._load
+
+    def noting_compile(library, wanted):
+        compiled.extend((file, dict(constants)) for file, constants in wanted)
+        compile(library, compiled)
+
+    def noting_load(library, file, constants):
+        loaded.append((file, dict(constants)))
+        return load(library, file, constants)
+
+    monkeypatch.setattr(KernelLibrary, "compile", noting_compile)
+    monkeypatch.setattr(KernelLibrary, "_load", noting_load)
+    source = digits(100, test=45, shape=(6, 8), classes=classes)
+    options = {"device": driver.name, "gemm": "wgmma", "hidden": (72,), "batch": 40, "data": source}
+    run(using(epochs=1, **{**options, **changes}))
+
+    def texts(kernels):
+        return {
+            (file, *sorted((name, str(value)) for name, value in words.items())) for file, words in kernels
+        }
+
+    assert texts(loaded) <= texts(compiled)
 
 
 @pytest.mark.gpu
