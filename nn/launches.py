@@ -176,31 +176,10 @@ class Kernels:
         products: list[tuple[str, Constants]] = [
             ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
         ]
-        mma = self.uses_tensor_cores and self.math in MMA_TERMS
-        if mma:
-            words = ["identity"] if self.uses_terms else ["identity", activation]
-            products += [mma_product(False, True, self.mma.terms, word) for word in words]
-            products += [parts_sum(word) for word in words]
-            if apart or not self.uses_terms:
-                products += [mma_product(a, False, self.mma.terms, "identity") for a in (True, False)]
+        if self._can_use_mma:
+            products += self._required_mma(activation, apart)
         if self.uses_terms:
-            terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
-            products += [
-                SPLIT,
-                tensor_product(False, True, input_terms, terms, activation),
-                tensor_product(True, False, terms, input_terms, "identity"),
-                ("pixels", {"REAL": real, "PIXEL": "uint8", "NUMBER": "bfloat16"}),
-            ]
-            if apart or not mma:
-                products.append(tensor_product(False, True, terms, terms, "identity"))
-            if apart:
-                products += [
-                    tensor_product(True, False, terms, terms, "identity"),
-                    tensor_product(False, False, terms, terms, "identity"),
-                    tensor_product(False, True, terms, terms, activation),
-                ]
-            if apart and terms == TERMS["tf32"]:
-                products.append(tensor_product(False, True, 1, 1, "identity", "tf32"))
+            products += self._required_terms(activation, pixel, apart)
         if self.uses_tensor_cores and classes <= NARROW_CLASSES[-1]:
             products.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
         return [
@@ -212,6 +191,42 @@ class Kernels:
             ("pixels", {"REAL": real, "PIXEL": pixel.name, "NUMBER": real}),
             ("batch", {"REAL": real}),
         ]
+
+    @property
+    def _can_use_mma(self) -> bool:
+        """For all products on tensor cores, or for the narrow ones."""
+        return self.uses_tensor_cores and self.math in MMA_TERMS
+
+    def _required_mma(self, activation: str, apart: bool) -> list[tuple[str, Constants]]:
+        words = ["identity"] if self.uses_terms else ["identity", activation]
+        result = [mma_product(False, True, self.mma.terms, word) for word in words]
+        result += [parts_sum(word) for word in words]
+        if apart or not self.uses_terms:
+            result += [
+                mma_product(transposed, False, self.mma.terms, "identity") for transposed in (True, False)
+            ]
+        return result
+
+    def _required_terms(self, activation: str, pixel: np.dtype, apart: bool) -> list[tuple[str, Constants]]:
+        terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
+        result = [
+            SPLIT,
+            tensor_product(False, True, input_terms, terms, activation),
+            tensor_product(True, False, terms, input_terms, "identity"),
+        ]
+        if pixel == np.uint8:
+            result.append(("pixels", {"REAL": self.real, "PIXEL": "uint8", "NUMBER": "bfloat16"}))
+        if apart or not self._can_use_mma:
+            result.append(tensor_product(False, True, terms, terms, "identity"))
+        if apart:
+            result += [
+                tensor_product(True, False, terms, terms, "identity"),
+                tensor_product(False, False, terms, terms, "identity"),
+                tensor_product(False, True, terms, terms, activation),
+            ]
+        if apart and terms == TERMS["tf32"]:
+            result.append(tensor_product(False, True, 1, 1, "identity", "tf32"))
+        return result
 
     def gemm(
         self,

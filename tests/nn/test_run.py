@@ -320,8 +320,8 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("classes", [10, 40])
-def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, monkeypatch, changes, classes):
+@pytest.mark.parametrize(("classes", "pixel"), [(10, np.uint8), (40, np.uint8), (10, np.float32)])
+def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, monkeypatch, changes, classes, pixel):
     """What is loaded later than that would be compiled by every rank of a node."""
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
@@ -338,7 +338,7 @@ def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, monkeypat
 
     monkeypatch.setattr(KernelLibrary, "compile", noting_compile)
     monkeypatch.setattr(KernelLibrary, "_load", noting_load)
-    source = digits(100, test=45, shape=(6, 8), classes=classes)
+    source = digits(100, test=45, dtype=pixel, shape=(6, 8), classes=classes)
     options = {"device": driver.name, "gemm": "wgmma", "hidden": (72,), "batch": 40, "data": source}
     run(using(epochs=1, **{**options, **changes}))
 
