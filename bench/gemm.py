@@ -20,7 +20,9 @@ from bench import cublas
 from bench.cublas import MATHS, Cublas
 from bench.program import Parser, require_gpu, start
 from bench.timing import StreamClock, Times, Work, alternate
-from nn.launches import GEMM_VERSIONS, Kernels, runs_gemm
+from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
+from nn.launches import Kernels
+from nn.required import required
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 
@@ -254,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
     for version in GEMM_VERSIONS[GEMM_VERSIONS.index("tiled") :]:
         if runs_gemm(version, driver.architecture):
             library.compile(
-                Kernels(library, np.float32, version).required("sigmoid", "softmax", 10, np.uint8)
+                required(Kernels(library, np.float32, version), "sigmoid", "softmax", 10, np.uint8)
             )
     all_results = {}
     for product, results in measure(PRODUCTS, library, rival):

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
 from bench.program import Parser, require_gpu, start
 from bench.timing import StreamClock, Times, alternate
-from nn.launches import TENSOR_ARCHITECTURES, version_for
+from nn.gemm_versions import TENSOR_ARCHITECTURES, version_for
 from nn.tensor_cores import (
     TERMS,
     TensorCores,

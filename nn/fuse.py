@@ -157,7 +157,7 @@ class _Rewrite:
             tensor_flops=products(A.terms.count, B.terms.count) * operation.flops,
             on_device=lambda kernels: _multiply(kernels, what, A, B, overtakes),
         )
-        after = later[0] if later else None
+        after, taken = later[0] if later else None, 1
         epilogue = after.what if isinstance(after, Operation) else None
         if isinstance(epilogue, BiasActivation) and same(epilogue.Z, what.D):
             assert isinstance(after, Operation)
@@ -169,9 +169,10 @@ class _Rewrite:
                 operation.writes,
                 lambda kernels: _multiply(kernels, what, A, B, overtakes, bias, activation),
             )
+            taken = 2
         self._append(operation)
         self._overtaking = operation if overtakes else None
-        return 2 if operation.what is None else 1
+        return taken
 
     def _may_overtake(self, reads: Sequence[DeviceArray]) -> bool:
         """Whether what reads these alone may begin beside the last operation so far.

@@ -14,27 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn.mma import MMA_TERMS, Mma, has_mma, mma_product, parts_sum
-from nn.narrow_head import NARROW_CLASSES, NarrowHead, narrow_head_constants, narrow_head_fits
+from nn.gemm_versions import GEMM_VERSIONS, fastest_gemm, version_for
+from nn.mma import MMA_TERMS, Mma
+from nn.narrow_head import NarrowHead, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
-from nn.tensor_cores import SPLIT, TERMS, TensorCores, Terms, reads_tf32, tensor_product
-from pyrt.kernels import Constants, Kernel, KernelLibrary, Launch, blocks, in_order
+from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32
+from pyrt.kernels import Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
-
-PLAIN_GEMM_VERSIONS = ("naive", "shared", "register", "tiled")
-"""Versions of the matrix product that every device runs, in both dtypes, from the first to the fastest."""
-
-GEMM_VERSIONS = (*PLAIN_GEMM_VERSIONS, "mma", "wgmma")
-"""All versions; the last two are for float32, and for tensor cores that not all devices have: `runs_gemm`."""
-
-TENSOR_ARCHITECTURES = ("sm_90a", "emulated")
-"""Those with the tensor cores of ``wgmma``."""
-
-THIN, THIN_GEMM = 32, "register"
-"""K up to which tensor cores are not worth while, and what is fastest there."""
-
-NARROW = 32
-"""M or N up to which operands are not worth splitting into terms: tiles of D are mostly empty anyway."""
 
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
@@ -43,32 +29,6 @@ _GEMM_TILES = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tile
 _HEAD_BLOCK = (32, 4)
 _COLUMN_SUM_THREADS = 512
 _COLUMN_SUM_WIDTH = 8  # columns a block: 32 bytes of float32, the least that memory moves at once
-
-
-def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
-    """The version of the matrix product that is fastest for numbers of this dtype on this architecture."""
-    if np.dtype(dtype) == np.float32 and architecture != "emulated":  # whose fastest is what does least
-        if architecture in TENSOR_ARCHITECTURES:
-            return "wgmma"
-        if has_mma(architecture):
-            return "mma"
-    return PLAIN_GEMM_VERSIONS[-1]
-
-
-def runs_gemm(version: str, architecture: str) -> bool:
-    """Whether devices of this architecture run a version of the matrix product."""
-    if version == "wgmma":
-        return architecture in TENSOR_ARCHITECTURES
-    return version != "mma" or has_mma(architecture)
-
-
-def version_for(version: str, M: int, N: int, K: int, math: str) -> str:
-    """What a product of these sizes runs as where ``version`` was asked for, or is fastest for large ones."""
-    if version in ("mma", "wgmma") and K <= THIN:
-        return THIN_GEMM
-    if version == "wgmma" and min(M, N) <= NARROW and math in MMA_TERMS:
-        return "mma"
-    return version
 
 
 def gemm_shape(version: str, M: int, N: int) -> tuple[Grid, Block]:
@@ -162,71 +122,6 @@ class Kernels:
         return self.uses_tensor_cores and narrow_head_fits(
             hidden, classes, np.float32, self.library.driver.shared_memory
         )
-
-    def required(
-        self, activation: str, head: str, classes: int, pixel: DTypeLike, apart: bool = False
-    ) -> list[tuple[str, Constants]]:
-        """The (file, constants) that training needs, for `KernelLibrary.compile`.
-
-        ``pixel`` is the dtype of the images. The products are X W^T, dZ^T X and dZ W. For terms
-        ``apart`` says that a step has others than those of a network with one wide hidden layer and an output
-        layer that `prefers_narrow_head`.
-        """
-        real, pixel = self.real, np.dtype(pixel)
-        products: list[tuple[str, Constants]] = [
-            ("gemm", {"REAL": real, "TRANSPOSE_A": a, "TRANSPOSE_B": b}) for a, b in ((0, 1), (1, 0), (0, 0))
-        ]
-        if self._can_use_mma:
-            products += self._required_mma(activation, apart)
-        if self.uses_terms:
-            products += self._required_terms(activation, pixel, apart)
-        if self.uses_tensor_cores and classes <= NARROW_CLASSES[-1]:
-            products.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
-        return [
-            *products,
-            *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
-            ("head", {"REAL": real}),
-            ("reduce", {"REAL": real}),
-            ("sgd", {"REAL": real}),
-            ("pixels", {"REAL": real, "PIXEL": pixel.name, "NUMBER": real}),
-            ("batch", {"REAL": real}),
-        ]
-
-    @property
-    def _can_use_mma(self) -> bool:
-        """For all products on tensor cores, or for the narrow ones."""
-        return self.uses_tensor_cores and self.math in MMA_TERMS
-
-    def _required_mma(self, activation: str, apart: bool) -> list[tuple[str, Constants]]:
-        words = ["identity"] if self.uses_terms else ["identity", activation]
-        result = [mma_product(False, True, self.mma.terms, word) for word in words]
-        result += [parts_sum(word) for word in words]
-        if apart or not self.uses_terms:
-            result += [
-                mma_product(transposed, False, self.mma.terms, "identity") for transposed in (True, False)
-            ]
-        return result
-
-    def _required_terms(self, activation: str, pixel: np.dtype, apart: bool) -> list[tuple[str, Constants]]:
-        terms, input_terms = self.terms, 1 if pixel == np.uint8 else self.terms
-        result = [
-            SPLIT,
-            tensor_product(False, True, input_terms, terms, activation),
-            tensor_product(True, False, terms, input_terms, "identity"),
-        ]
-        if pixel == np.uint8:
-            result.append(("pixels", {"REAL": self.real, "PIXEL": "uint8", "NUMBER": "bfloat16"}))
-        if apart or not self._can_use_mma:
-            result.append(tensor_product(False, True, terms, terms, "identity"))
-        if apart:
-            result += [
-                tensor_product(True, False, terms, terms, "identity"),
-                tensor_product(False, False, terms, terms, "identity"),
-                tensor_product(False, True, terms, terms, activation),
-            ]
-        if apart and terms == TERMS["tf32"]:
-            result.append(tensor_product(False, True, 1, 1, "identity", "tf32"))
-        return result
 
     def gemm(
         self,

@@ -16,7 +16,7 @@ import numpy as np
 
 from nn import placement
 from nn.data.files import shown
-from nn.launches import GEMM_VERSIONS
+from nn.gemm_versions import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
 from nn.tensor_cores import TERMS
 from pyrt import devices, exchange

@@ -16,12 +16,14 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.launches import NARROW, Kernels, fastest_gemm, runs_gemm
+from nn.gemm_versions import fastest_gemm, runs_gemm
+from nn.launches import Kernels
 from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.options import Options
 from nn.plan import share
 from nn.report import Report, gather_phases, header
+from nn.required import is_apart, required
 from nn.resident import Resident
 from nn.training import Diverged, Epoch, Machine, Training
 from pyrt.devices import open_device
@@ -113,17 +115,11 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
-            pixel, apart = dataset.images.dtype, _is_apart(options, kernels, dataset.classes, job.size)
-            required = kernels.required(options.activation, options.head, dataset.classes, pixel, apart)
-            kernels.library.compile(required)
+            rows, classes = options.batch // job.size, dataset.classes
+            apart = is_apart(kernels, options.hidden, classes, rows, options.profile)
+            wanted = required(kernels, options.activation, options.head, classes, dataset.images.dtype, apart)
+            kernels.library.compile(wanted)
     return kernels
-
-
-def _is_apart(options: Options, kernels: Kernels, classes: int, ranks: int) -> bool:
-    """See `Kernels.required`."""
-    narrow = min(*options.hidden, options.batch // ranks) <= NARROW
-    head = kernels.prefers_narrow_head(options.hidden[-1], classes)
-    return options.profile or len(options.hidden) > 1 or narrow or not head
 
 
 def _require_gemm(options: Options, driver: Driver) -> None:

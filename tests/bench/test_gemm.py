@@ -6,7 +6,7 @@ import pytest
 from bench import gemm, timing
 from bench.gemm import Contender, Operands, Product, Result, compare, relative_error
 from bench.timing import StreamClock, Times
-from nn.launches import GEMM_VERSIONS
+from nn.gemm_versions import GEMM_VERSIONS
 
 SMALL = [
     Product("small", 33, 10, 17, transpose_b=True),

@@ -10,7 +10,7 @@ from bench import kernels, step
 from bench.kernels import Part, Peaks, Row, Span
 from bench.step import Case
 from bench.timing import Times
-from nn.launches import TENSOR_ARCHITECTURES
+from nn.gemm_versions import TENSOR_ARCHITECTURES
 from pyrt.errors import UserError
 from pyrt.job import join
 

@@ -7,7 +7,7 @@ from bench import tiles, timing
 from bench.gemm import PRODUCTS, Product
 from bench.tiles import CASES, Case, Cut, Result
 from bench.timing import Times
-from nn.launches import TENSOR_ARCHITECTURES
+from nn.gemm_versions import TENSOR_ARCHITECTURES
 from nn.tensor_cores import TensorCores, Tiling, candidates, predicted
 from pyrt.kernels import KERNELS, all_constants
 

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.launches import PLAIN_GEMM_VERSIONS, Kernels, runs_gemm
+from nn.gemm_versions import PLAIN_GEMM_VERSIONS, runs_gemm
+from nn.launches import Kernels
 
 SHAPES = [
     (1, 1, 1),

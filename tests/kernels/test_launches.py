@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nn.gemm_versions import PLAIN_GEMM_VERSIONS
 from nn.launches import (
-    PLAIN_GEMM_VERSIONS,
     Kernels,
     Stretch,
     column_sums_shape,
@@ -15,6 +15,7 @@ from nn.launches import (
     head_shape,
 )
 from nn.narrow_head import narrow_head_fits, narrow_head_partials, narrow_head_shape
+from nn.required import required
 from nn.shapes import line_shape, plane_shape
 from pyrt.kernels import KERNELS, all_constants
 from pyrt.memory import DeviceArray
@@ -99,7 +100,7 @@ def test_narrow_head_refuses():
     [("tiled", np.float32), ("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)],
 )
 def test_required_are_declared(dtype, activation, pixel, gemm):
-    for file, constants in Kernels(NO_KERNELS, dtype, gemm).required(activation, "sigmoid", 12, pixel):
+    for file, constants in required(Kernels(NO_KERNELS, dtype, gemm), activation, "sigmoid", 12, pixel):
         declared = all_constants((KERNELS / f"{file}.cu").read_text())
         assert {name: str(value) for name, value in constants.items()} in declared
 

@@ -10,7 +10,8 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.launches import Kernels, fastest_gemm, runs_gemm, version_for
+from nn.gemm_versions import fastest_gemm, runs_gemm, version_for
+from nn.launches import Kernels
 from nn.mma import Mma, MmaTiling, choose_mma_tiling, has_mma
 from pyrt.kernels import KERNELS, KernelLibrary
 

@@ -10,7 +10,8 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.launches import TENSOR_ARCHITECTURES, Kernels
+from nn.gemm_versions import TENSOR_ARCHITECTURES
+from nn.launches import Kernels
 from nn.tensor_cores import (
     TensorCores,
     Terms,

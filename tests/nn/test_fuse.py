@@ -7,7 +7,8 @@ import pytest
 
 from nn import fuse as rewriting
 from nn import operations
-from nn.launches import TENSOR_ARCHITECTURES, Kernels
+from nn.gemm_versions import TENSOR_ARCHITECTURES
+from nn.launches import Kernels
 from nn.operations import BACKWARD, FORWARD, Operation, SumGradients
 from nn.patterns import match_narrow_end
 from nn.run import run
@@ -232,7 +233,7 @@ def test_an_end_of_other_arrays_stays_apart(driver, kernels):
 
 def test_panels_read_columns_of_the_same_terms(driver, kernels, library, stream, monkeypatch):
     """As deeper layers have them, whose weights leave in panels."""
-    monkeypatch.setattr("nn.launches.NARROW", 8)
+    monkeypatch.setattr("nn.gemm_versions.NARROW", 8)
     results = []
     for how in (Kernels(library, np.float32, "tiled"), kernels):
         arrays = Arrays(driver, np.random.default_rng(9))

@@ -7,7 +7,8 @@ import pytest
 
 from nn import operations
 from nn.fuse import fuse
-from nn.launches import Kernels, runs_gemm
+from nn.gemm_versions import runs_gemm
+from nn.launches import Kernels
 from nn.network import Network
 from nn.operations import BACKWARD, FORWARD, SumGradients
 from nn.run import run

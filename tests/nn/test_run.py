@@ -7,7 +7,7 @@ import pytest
 
 from nn import data, parameters, plan, reference
 from nn.console import Console
-from nn.launches import TENSOR_ARCHITECTURES
+from nn.gemm_versions import TENSOR_ARCHITECTURES
 from nn.network import Network
 from nn.options import Options
 from nn.run import run

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn.launches import GEMM_VERSIONS, Kernels, Stretch
+from nn.gemm_versions import GEMM_VERSIONS
+from nn.launches import Kernels, Stretch
 from nn.narrow_head import narrow_head_partials
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.kernels import KernelLibrary, Launch
