@@ -6,7 +6,7 @@ import pytest
 from bench import gemm, timing
 from bench.gemm import Contender, Operands, Product, Result, compare, relative_error
 from bench.timing import StreamClock, Times
-from nn.gemm_versions import GEMM_VERSIONS
+from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 
 SMALL = [
     Product("small", 33, 10, 17, transpose_b=True),
@@ -42,13 +42,19 @@ def test_relative_error_is_of_the_largest_element():
     assert np.isnan(relative_error(np.array([[4.0, np.nan], [1, 0]]), exact))
 
 
+@pytest.mark.parametrize("fastest", ["tiled", "wgmma"])
 @pytest.mark.parametrize("product", SMALL, ids=str)
-def test_every_version_is_right_and_timed(library, product):
+def test_every_version_is_right_and_timed(library, monkeypatch, product, fastest):
+    """On a device whose fastest version is this one."""
+    if not runs_gemm(fastest, library.driver.architecture):
+        pytest.skip("needs the tensor cores of sm_90")
+    monkeypatch.setattr("nn.launches.fastest_gemm", lambda dtype, architecture: fastest)
     ((measured, results),) = gemm.measure([product], library, None)
     assert measured is product
-    assert list(results) == [*GEMM_VERSIONS, "auto"]
-    for found in results.values():
-        assert 0 < max(found.errors.values()) < 1e-6
+    versions = [name for name in GEMM_VERSIONS if runs_gemm(name, library.driver.architecture)]
+    assert list(results) == [*versions, "auto", *([gemm.AUTO_TF32] if fastest == "wgmma" else [])]
+    for name, found in results.items():
+        assert 0 < max(found.errors.values()) < (2e-3 if name == gemm.AUTO_TF32 else 1e-6)
         assert found.times is not None
 
 

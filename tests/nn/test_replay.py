@@ -12,6 +12,7 @@ import pytest
 from nn import feed, placement, plan, streamed
 from nn.batches import Schedule
 from nn.console import Console
+from nn.gemm_versions import runs_gemm
 from nn.options import Options
 from nn.replay import MOST, Run, is_timed, runs
 from nn.run import run
@@ -206,9 +207,13 @@ def test_no_thread_outlives_a_run_that_ends_early(ended, monkeypatch, fails):
 
 
 @pytest.mark.parallel([1, 2])
-def test_phases_in_graphs_are_counted_and_timed(ended):
-    """As often as without graphs; some of them are timed, and the host's part is the replays alone."""
-    changes = {"samples": 80, "batch": 5, "epochs": 2}
+@pytest.mark.parametrize(("gemm", "end"), [("tiled", "sum of losses"), ("wgmma", "sums of the blocks")])
+def test_phases_in_graphs_are_counted_and_timed(driver, ended, gemm, end):
+    """As often as without graphs; some of them are timed, and the host's part is the replays alone. One phase
+    of the network's ``end`` is among them, which is one kernel where products are on tensor cores."""
+    if not runs_gemm(gemm, driver.architecture):
+        pytest.skip("needs the tensor cores of sm_90")
+    changes = {"samples": 80, "batch": 5, "epochs": 2, "gemm": gemm}
     *_, plain = ended(graph=False, **changes)
     *_, graphs = ended(**changes)
     if join().rank > 0:
@@ -220,7 +225,7 @@ def test_phases_in_graphs_are_counted_and_timed(ended):
     replays = graphs.phase("graph replay").calls
     panels = 4 * 32 if join().size > 1 else 0
     assert (replays < 20) if join().size == 1 else (replays == panels), replays
-    for name in ("forward", "scale pixels", "forward GEMM 1", "sum of losses", "backward", "backward GEMM 5"):
+    for name in ("forward", "scale pixels", "forward GEMM 1", end, "backward", "backward GEMM 5"):
         assert graphs.phase(name).device > 0 and graphs.phase(name).host == 0
     assert graphs.phase("forward").device > graphs.phase("forward GEMM 1").device
 
