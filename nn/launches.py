@@ -72,6 +72,28 @@ class Stretch:
         return struct.pack("qiii4iP", self.start, self.size, self.decayed, self.first, *of_terms, pointer)
 
 
+@dataclass(frozen=True)
+class NextBatch:
+    """The end of a step: loss (1,) goes into the ring losses (any,), and state (2,) int32 moves on.
+
+    state[0], the place of the batch in what lies on the device, by ``advance`` and around at ``places``;
+    state[1], the place in the ring, by one.
+    """
+
+    loss: DeviceArray
+    losses: DeviceArray
+    state: DeviceArray
+    advance: int
+    places: int
+
+    def packed(self) -> bytes:
+        """As batch.cuh has it."""
+        require_shape("next_batch", (1,), loss=self.loss)
+        require_shape("next_batch", (2,), state=self.state)
+        pointers = (self.loss.pointer, self.losses.pointer, self.state.pointer)
+        return struct.pack("PPP3i4x", *pointers, self.advance, self.places, self.losses.size)
+
+
 class Kernels:
     """The project's kernels for one dtype.
 
@@ -240,10 +262,11 @@ class Kernels:
         rate: float,
         momentum: float,
         decay: float,
+        then: NextBatch | None = None,
     ) -> Launch:
         """One step of gradient descent on these stretches of flat arrays; ``gradients`` may be longer.
 
-        Without a velocity there is no momentum.
+        Without a velocity there is no momentum. ``then`` the training step ends.
         """
         (size,) = parameters.shape
         if gradients.size < size or any(s.start + s.size > size for s in stretches):
@@ -252,14 +275,14 @@ class Kernels:
             )
         if velocity is not None:
             require_shape("sgd", (size,), velocity=velocity)
-        packed = np.frombuffer(b"".join(stretch.packed() for stretch in stretches), np.uint8)
         (across,), block = line_shape(blocks(max(stretch.size for stretch in stretches), 4))
         kernel = self.library.kernel("sgd", "sgd", REAL=self.real)
         return kernel.bind(
             (across, len(stretches)),
             block,
-            DeviceArray.from_host(self.library.driver, packed),
+            self._on_device(b"".join(stretch.packed() for stretch in stretches)),
             *(rate, momentum, decay, gradients, velocity, parameters),
+            self._on_device(then.packed()) if then is not None else None,
         )
 
     def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:
@@ -306,14 +329,14 @@ class Kernels:
         pixel = np.dtype(images.dtype).name
         return self.library.kernel("pixels", name, REAL=self.real, PIXEL=pixel, NUMBER=number)
 
-    def next_batch(
-        self, loss: DeviceArray, losses: DeviceArray, state: DeviceArray, advance: int, places: int
-    ) -> Launch:
-        """Keep loss (1,) in the ring losses (any,), and move state (2,) int32 on: see kernels/batch.cu."""
-        require_shape("next_batch", (1,), loss=loss)
-        require_shape("next_batch", (2,), state=state)
+    def next_batch(self, what: NextBatch) -> Launch:
+        """The end of a step alone."""
+        packed = what.packed()
         kernel = self.library.kernel("batch", "next_batch", REAL=self.real)
-        return kernel.bind((1,), (1,), advance, places, losses.size, loss, losses, state)
+        return kernel.bind((1,), (1,), self._on_device(packed))
+
+    def _on_device(self, packed: bytes) -> DeviceArray:
+        return DeviceArray.from_host(self.library.driver, np.frombuffer(packed, np.uint8))
 
 
 def _swapped(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,16 +1,15 @@
 """The losses of the steps on their way to the host, which must not wait for the step it has just queued.
 
-At the end of each step the device puts its loss into a ring, and moves on to the place of the next batch:
-an operation like others, ``next_batch``. The whole ring is copied to the host every few steps
-and read there when the next copy is queued.
+At the end of each step the device puts its loss into a ring, and moves on to the place of the next batch
+(`NextBatch`). The whole ring is copied to the host every few steps and read there when the next copy is
+queued.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from nn import operations
-from nn.operations import Operation
+from nn.launches import NextBatch
 from pyrt.driver import Driver
 from pyrt.memory import DeviceArray, pinned
 from pyrt.phases import Phase
@@ -46,9 +45,9 @@ class LossLog:
         """Where the batch of the next step begins in what lies on the device (1,) int32; 0 at first."""
         return self._state.rows(0, 1)
 
-    def next_batch(self, advance: int, places: int) -> Operation:
-        """What a step ends with, after the exchange: ``place`` moves on so far, and around at ``places``."""
-        return operations.next_batch(self._loss, self._ring, self._state, advance, places)
+    def next_batch(self, advance: int, places: int) -> NextBatch:
+        """The end of a step, once losses are summed: ``place`` moves on so far, around at ``places``."""
+        return NextBatch(self._loss, self._ring, self._state, advance, places)
 
     def read(self, stop: int, now: bool) -> list[tuple[int, float]]:
         """Steps before ``stop`` are queued: the losses that can be read, of each step once, in order.

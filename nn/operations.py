@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from nn import reference
-from nn.launches import Kernels
+from nn.launches import Kernels, NextBatch
 from nn.tensor_cores import Terms
 from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
@@ -93,7 +93,7 @@ class Operation:
     name: str
     """The phase that people see."""
     part: str
-    """``forward`` or ``backward``; ``step`` for what follows the update."""
+    """``forward`` or ``backward``; ``step`` for the update and what follows it."""
     reads: tuple[DeviceArray, ...]
     writes: tuple[DeviceArray, ...]
     flops: int
@@ -307,17 +307,15 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
     )
 
 
-def next_batch(
-    loss: DeviceArray, losses: DeviceArray, state: DeviceArray, advance: int, places: int
-) -> Operation:
-    """The loss goes into the ring, and the place of the next batch into ``state``: see kernels/batch.cu."""
+def next_batch(what: NextBatch) -> Operation:
+    """The end of a step."""
 
     def in_numpy() -> Compute:
-        value, ring, now = loss.host_view(), losses.host_view(), state.host_view()
+        value, ring, now = (array.host_view() for array in (what.loss, what.losses, what.state))
 
         def compute() -> None:
             ring[now[1]] = value[0]
-            now[0] = (int(now[0]) + advance) % places
+            now[0] = (int(now[0]) + what.advance) % what.places
             now[1] = (int(now[1]) + 1) % len(ring)
 
         return compute
@@ -325,10 +323,10 @@ def next_batch(
     return Operation(
         "next batch",
         STEP,
-        reads=(loss, state),
-        writes=(losses.rows(0, 1), state),
+        reads=(what.loss, what.state),
+        writes=(what.losses.rows(0, 1), what.state),
         flops=0,
-        on_device=lambda kernels: kernels.next_batch(loss, losses, state, advance, places),
+        on_device=lambda kernels: kernels.next_batch(what),
         in_numpy=in_numpy,
     )
 

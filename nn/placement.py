@@ -10,7 +10,8 @@ MARGIN = 512 * 1024 * 1024
 """Bytes of device memory to leave free: for modules, graphs, evaluations, and other programs."""
 
 _MOST_SAMPLES = 2**29
-"""Of which the places in two epochs' orders, and a batch more, are still 32-bit integers."""
+"""Of which the places in two epochs' orders, the short last batch with room for a whole one, are still 32-bit
+integers."""
 
 
 def choose(asked: str, needed: int, free: int, samples: int) -> str:

@@ -2,12 +2,12 @@
 
 A launch costs the host more than many a kernel takes. A graph holds a step, or several of them where all of
 a step stays on the device; where the exchange leaves it, the operations between two of its calls. Which
-batch a step is for it finds on the device (kernels/batch.cu), so the same graph serves all of a size.
+batch a step is for it finds on the device (kernels/batch.cuh), so the same graph serves all of a size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -84,18 +84,14 @@ class Steps(Protocol):
 class Launched:
     """Each operation is launched, one step at a time."""
 
-    def __init__(
-        self, step: TrainingStep | EmptyStep, exchange: Exchange, advance: Callable[[], object]
-    ) -> None:
-        """``advance`` ends a step after its exchange."""
-        self._step, self._exchange, self._advance = step, exchange, advance
+    def __init__(self, step: TrainingStep | EmptyStep, exchange: Exchange) -> None:
+        self._step, self._exchange = step, exchange
 
     def start(self, count: int, timed: bool) -> None:
         self._step.run()
 
     def finish(self) -> None:
         self._exchange.finish()
-        self._advance()
 
 
 class Replayed:
@@ -105,12 +101,11 @@ class Replayed:
         self,
         step: TrainingStep | EmptyStep,
         exchange: Exchange,
-        advance: Callable[[], object],
         recorder: Recorder,
         most: int,
     ) -> None:
         """As `Launched`; ``step`` has a `Gate` for its exchange. Up to ``most`` steps are queued at once."""
-        self._step, self._exchange, self._advance = step, exchange, advance
+        self._step, self._exchange = step, exchange
         self._timed = recorder.record(partial(self._work, 1), timed=True)
         self._plain = [recorder.record(partial(self._work, 1 << log)) for log in range(most.bit_length())]
 
@@ -120,7 +115,6 @@ class Replayed:
     def finish(self) -> None:
         if not self._exchange.on_device:
             self._exchange.finish()
-            self._advance()
 
     def _work(self, count: int) -> None:
         """What is captured: whole steps, or a step up to the end of its exchange."""
@@ -128,7 +122,6 @@ class Replayed:
             self._step.run()
             if self._exchange.on_device:
                 self._exchange.finish()
-                self._advance()
 
 
 class Gate:

@@ -5,7 +5,7 @@
     compute   | epoch e: each step gathers its rows        | epoch e+1
 
 Two epochs' orders lie behind each other on the device and take turns, so that the place of a batch in them
-runs on from step to step, and around at their end.
+runs on from step to step, and around at their end. All batches take the same room, a short last one too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Resident:
         this rank's; ``place`` (1,) int32 on the device is where in the two orders a batch begins."""
         self._driver, self._streams, self._schedule = driver, streams, schedule
         self.together = schedule.batches
-        self.places = 2 * schedule.samples
+        self.advance = schedule.batch
+        self.places = _places(schedule)
         with phase("copying images host -> device", streams.upload):
             self._images, self._labels = (_uploaded(driver, streams, host) for host in (images, labels))
         self._copying = phase("row order host -> device", streams.upload)
@@ -59,13 +60,9 @@ class Resident:
         self._drawn = Orders(self._draw, schedule.epochs, drawing)
 
     @staticmethod
-    def nbytes(images: np.ndarray, samples: int) -> int:
-        """Bytes of device memory for images (n, D), their labels, and orders of ``samples``."""
-        return images.nbytes + 4 * len(images) + 2 * 4 * samples
-
-    def advance(self, batch: int) -> int:
-        """An epoch's order has all ranks' samples."""
-        return batch
+    def nbytes(images: np.ndarray, schedule: Schedule) -> int:
+        """Bytes of device memory for images (n, D), their labels, and two epochs' orders."""
+        return images.nbytes + 4 * (len(images) + _places(schedule))
 
     def source(self, first: int) -> Source:
         """The set, in the order from this rank's part on, which begins ``first`` rows after the batch."""
@@ -101,18 +98,23 @@ class Resident:
 
     def _send(self, epoch: int) -> None:
         driver, upload, half = self._driver, self._streams.upload, epoch % 2
-        samples = self._schedule.samples
+        first = half * self.places // 2
         with self._copying:
             driver.synchronize_event(self._uploaded[1 - half])  # take() has another order drawn in its place
             order = self._drawn.take()
             driver.wait(upload, self._consumed[half])
-            self._orders.rows(half * samples, (half + 1) * samples).queue_upload(order, upload)
+            self._orders.rows(first, first + len(order)).queue_upload(order, upload)
             driver.record(self._uploaded[half], upload)
 
     def _draw(self, epoch: int) -> np.ndarray:
         rows = self._host[epoch % len(self._host)]
         np.copyto(rows, self._schedule.order(epoch), casting="unsafe")
         return rows
+
+
+def _places(schedule: Schedule) -> int:
+    """In the orders of two epochs."""
+    return 2 * schedule.batches * schedule.batch
 
 
 def _uploaded(driver: Driver, streams: Streams, host: np.ndarray) -> DeviceArray:

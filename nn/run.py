@@ -178,7 +178,7 @@ class _Pipeline:
             return "stream"
         images = self._dataset.images[: self._schedule.used]
         gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
-        needed = Resident.nbytes(images, self._schedule.samples) + gradients
+        needed = Resident.nbytes(images, self._schedule) + gradients
         kernels = self._machine.kernels
         if kernels is not None and kernels.uses_terms:  # terms take half as much again, of two sizes
             needed += 3 * sum(array.nbytes for array in self._model.activations.A)

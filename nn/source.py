@@ -1,7 +1,7 @@
 """Where a step finds its batch, and who brings it there: what the two placements have in common.
 
 The samples of the next steps lie on the device, one batch behind the other; of which the step is, it reads
-there, from ``place`` (see kernels/batch.cu). So steps differ in nothing, and several can be queued at once.
+there, from ``place`` (see kernels/batch.cuh). So steps differ in nothing, and several can be queued at once.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Batches(Protocol):
     together: int
     """Only steps between two multiples of this may be queued at once."""
 
+    advance: int
+    """How far each step moves ``place`` on: a short batch leaves a gap behind it."""
+
     places: int
     """``place`` runs from 0 to here, and around."""
-
-    def advance(self, batch: int) -> int:
-        """How far a step of ``batch`` samples moves ``place`` on."""
 
     def source(self, first: int) -> Source:
         """Where steps find their batch, of which this rank's part begins with sample ``first``."""

@@ -49,7 +49,7 @@ class Streamed:
         ``place`` (1,) int32 on the device is where in the feed's slots a batch begins."""
         self._feed, self._schedule, self._rows = feed, schedule, rows
         self.together = feed.rows // rows
-        self.places = feed.labels.size
+        self.advance, self.places = rows, feed.labels.size
         driver = feed.labels.driver
         as_they_lie = DeviceArray.from_host(driver, np.arange(self.places, dtype=np.int32))
         labels = DeviceArray.empty(driver, (rows,), np.int32)
@@ -60,10 +60,6 @@ class Streamed:
         """Row numbers of the current epoch that are not on their way yet."""
         self._gathered = self._sent = 0
         """Chunks."""
-
-    def advance(self, batch: int) -> int:
-        """A short batch leaves a gap behind it."""
-        return self._rows
 
     def source(self, first: int) -> Source:
         """The feed's slots, which hold this rank's part alone."""

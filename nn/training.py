@@ -23,7 +23,7 @@ from nn.plan import gradient_layout, panels, share
 from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
-from nn.step import EmptyStep, TrainingStep, training_items, under_phase
+from nn.step import EmptyStep, TrainingStep, training_items
 from nn.streamed import Streamed, steps_in_chunk
 from nn.update import SgdUpdate
 from pyrt import exchange
@@ -80,14 +80,14 @@ class Training:
         driver, streams, phases = machine.driver, machine.streams, machine.phases
         self._gradients = Arena(driver, gradient_layout(model.network, options.dtype))
         self._panels = panels(model.network, self._gradients.layout)
-        self._update = self._make_update()
-        self._exchange = self._make_exchange()
         self._iteration = phases.phase("batch iteration", streams.compute)
         self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1
         reading = phases.phase("losses device -> host")
         self._log = LossLog(driver, streams, reading, self._gradients["loss"], every)
         self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
+        self._update = self._make_update()
+        self._exchange = self._make_exchange()
         self._most = self._steps_at_once() if graphs else 1
         recorder = Recorder(driver, streams.compute, phases) if graphs else None
         self._steps = {size: self._make_steps(size, recorder) for size in schedule.sizes}
@@ -141,6 +141,7 @@ class Training:
             options.momentum,
             options.reg,
             machine.kernels,
+            self._log.next_batch(self._batches.advance, self._batches.places),
             model.terms,
         )
 
@@ -166,14 +167,11 @@ class Training:
 
     def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
         """The steps with batches of this size."""
-        machine, batches = self._machine, self._batches
-        operation = self._log.next_batch(batches.advance(batch), batches.places)
-        advance = under_phase(operation, machine.streams, machine.phases, machine.kernels)
         if recorder is None:
-            return Launched(self._make_step(batch, self._exchange), self._exchange, advance)
+            return Launched(self._make_step(batch, self._exchange), self._exchange)
         step = self._make_step(batch, Gate(self._exchange, recorder, len(self._panels)))
         most = self._most if batch == self._schedule.batch else 1
-        return Replayed(step, self._exchange, advance, recorder, most)
+        return Replayed(step, self._exchange, recorder, most)
 
     def _make_step(self, batch: int, exchange: Exchange) -> TrainingStep | EmptyStep:
         """This rank's part of such a step."""
@@ -204,11 +202,9 @@ class Training:
 
     def operations(self) -> list[Operation]:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
-        batch = self._schedule.batch
         return [
-            *(item for item in self._items(batch) if isinstance(item, Operation)),
-            self._update.operation(*(panel.bucket for panel in self._panels)),
-            self._log.next_batch(self._batches.advance(batch), self._batches.places),
+            *(item for item in self._items(self._schedule.batch) if isinstance(item, Operation)),
+            self._update.operation(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent on the flat buffers: v = momentum v + g + reg W;  p -= rate v."""
+"""The end of a step: gradient descent on the flat buffers, v = momentum v + g + reg W, p -= rate v."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from nn.launches import Kernels, Stretch
+from nn.launches import Kernels, NextBatch, Stretch
 from nn.network import Network
-from nn.operations import STEP, Compute, Operation
+from nn.operations import STEP, Compute, Operation, next_batch
+from nn.patterns import merged
 from nn.tensor_cores import Terms
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.kernels import Launch
@@ -29,33 +30,49 @@ class SgdUpdate:
         momentum: float,
         reg: float,
         kernels: Kernels | None,
+        end: NextBatch,
         terms: Mapping[int, Terms] | None = None,
     ) -> None:
         """``velocity`` is needed with momentum only; ``kernels`` is None where NumPy does the work.
 
-        ``terms`` are those of some layers' weights, which follow them.
+        ``end`` is how a step ends; ``terms`` are those of some layers' weights, which follow them.
         """
         self._parameters = parameters
         self._gradients = gradients
         self._velocity = velocity
         self._rate, self._momentum, self._reg = rate, momentum, reg
         self._kernels = kernels
+        self._end = end
         self._terms = dict(terms or {})
         self._weights = {layer: parameters.layout.span(f"W{layer}") for layer in network.layers}
 
-    def bind(self, *buckets: Bucket) -> QueueWork:
-        """The update of these parts of the flat buffers, each of which lies in one layer.
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        """The update of these parts of the flat buffers, each of which lies in one layer; perhaps of none.
 
         What lies behind the last parameter (the loss) is left alone.
         """
-        operation = self.operation(*buckets)
+        operation = self.operation(*buckets, ends_step=ends_step)
         if self._kernels is not None:
             return operation.on_device(self._kernels)
         compute = operation.in_numpy()
         return lambda stream: compute()
 
-    def operation(self, *buckets: Bucket) -> Operation:
+    def operation(self, *buckets: Bucket, ends_step: bool = False) -> Operation:
         """The same as an operation of a step."""
+        parts = [self._descent(buckets)] if buckets else []
+        if ends_step:
+            parts.append(next_batch(self._end))
+        if len(parts) == 1:
+            return parts[0]
+        return merged(
+            parts[0].name,
+            parts,
+            tuple(array for part in parts for array in part.reads),
+            tuple(array for part in parts for array in part.writes),
+            partial(self._launch, buckets=buckets, then=self._end),
+        )
+
+    def _descent(self, buckets: Sequence[Bucket]) -> Operation:
         stretches = [self._stretch(*bucket) for bucket in buckets]
         flat = [arena.flat for arena in (self._parameters, self._velocity) if arena is not None]
         changed = [array.rows(s.start, s.start + s.size) for array in flat for s in stretches]
@@ -66,7 +83,7 @@ class SgdUpdate:
             reads=(*gradients, *changed),
             writes=(*changed, *(array for s in stretches for array in _terms(s))),
             flops=sum(self._flops(stretch) for stretch in stretches),
-            on_device=partial(self._launch, stretches=stretches),
+            on_device=partial(self._launch, buckets=buckets),
             in_numpy=lambda: self._in_numpy(stretches),
         )
 
@@ -76,15 +93,16 @@ class SgdUpdate:
         momentum = 2 if self._velocity is not None else 0
         return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
 
-    def _launch(self, kernels: Kernels, stretches: Sequence[Stretch]) -> Launch:
+    def _launch(self, kernels: Kernels, buckets: Sequence[Bucket], then: NextBatch | None = None) -> Launch:
         return kernels.sgd(
             self._parameters.flat,
             self._gradients.flat,
             self._velocity.flat if self._velocity is not None else None,
-            stretches,
+            [self._stretch(*bucket) for bucket in buckets],
             self._rate,
             self._momentum,
             self._reg,
+            then,
         )
 
     def _stretch(self, start: int, stop: int) -> Stretch:

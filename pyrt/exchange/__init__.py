@@ -9,8 +9,8 @@
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
 for each bucket in order, as soon as the kernels that fill it are queued on the compute stream, then
 ``finish``. It owns the update: after ``finish``, in the order of the compute stream, the parameters are
-new on every rank. How it gets there is its own affair: it may sum on the host or in a kernel, update a
-shard and spread it, or only queue work that a graph captures.
+new on every rank, and the step is over. How it gets there is its own affair: it may sum on the host or in
+a kernel, update a shard and spread it, or only queue work that a graph captures.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ class Bucket(NamedTuple):
 class Update(Protocol):
     """The update of parameters: what an exchange applies to what it has summed."""
 
-    def bind(self, *buckets: Bucket) -> QueueWork:
-        """What queues the update of the parameters of these parts of the flat buffers on a stream."""
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        """What queues the update of the parameters of these parts of the flat buffers on a stream.
+
+        One of an exchange's ends each step: it is queued last, when all sums are there. It may have no
+        buckets.
+        """
 
 
 @dataclass(frozen=True)

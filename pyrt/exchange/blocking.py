@@ -25,7 +25,7 @@ class BlockingExchange:
         stop = max(bucket.stop for bucket in setting.buckets)
         self._gradients = setting.gradients.rows(start, stop)
         self._host = pinned(setting.driver, self._gradients.shape, self._gradients.dtype)
-        self._update = setting.update.bind(*setting.buckets)
+        self._update = setting.update.bind(*setting.buckets, ends_step=True)
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", self._streams.compute)
         self._sum = phase("MPI_Allreduce")

@@ -22,7 +22,7 @@ from pyrt.memory import pinned
 class _Stage:
     """What one bucket needs on its way: buffers, events, the request of its sum, its update."""
 
-    def __init__(self, setting: Setting, bucket: Bucket) -> None:
+    def __init__(self, setting: Setting, bucket: Bucket, is_last: bool) -> None:
         driver = setting.driver
         self.gradients = setting.gradients.rows(*bucket)
         self.mine = pinned(driver, self.gradients.shape, self.gradients.dtype)
@@ -31,7 +31,7 @@ class _Stage:
         self.downloaded = driver.create_event(timing=False)
         self.uploaded = driver.create_event(timing=False)
         self.request: MPI.Request | None = None
-        self.update: QueueWork = setting.update.bind(bucket)
+        self.update: QueueWork = setting.update.bind(bucket, ends_step=is_last)
 
 
 class HostExchange:
@@ -45,7 +45,8 @@ class HostExchange:
         self._streams = setting.streams
         self._job = setting.job
         self._comm = setting.job.comm
-        self._stages = [_Stage(setting, bucket) for bucket in setting.buckets]
+        last = len(setting.buckets) - 1
+        self._stages = [_Stage(setting, bucket, i == last) for i, bucket in enumerate(setting.buckets)]
         self._queued = self._posted = self._applied = 0
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", self._streams.download)

@@ -14,7 +14,7 @@ class LocalExchange:
     def __init__(self, setting: Setting) -> None:
         self._compute = setting.streams.compute
         self._step = setting.phases.phase("step", self._compute)
-        self._update = setting.update.bind(*setting.buckets)
+        self._update = setting.update.bind(*setting.buckets, ends_step=True)
 
     def ready(self, bucket: int) -> None:
         pass

@@ -9,6 +9,7 @@ import pytest
 from nn.gemm_versions import PLAIN_GEMM_VERSIONS
 from nn.launches import (
     Kernels,
+    NextBatch,
     Stretch,
     column_sums_shape,
     gemm_shape,
@@ -164,8 +165,8 @@ def narrow_head(kernels, classes=3, **changed):
         lambda k: k.gather_batch(*set_of(4, 3), array(9), array(1), array(3, 3), array(4), 255.0),
         lambda k: k.gather_batch(*set_of(4, 3), array(9), array(2), array(3, 3), array(3), 255.0),
         lambda k: k.gather_batch(array(4, 3), array(5), array(9), array(1), array(3, 3), array(3), 255.0),
-        lambda k: k.next_batch(array(2), array(9), array(2), 3, 9),
-        lambda k: k.next_batch(array(1), array(9), array(3), 3, 9),
+        lambda k: k.next_batch(NextBatch(array(2), array(9), array(2), 3, 9)),
+        lambda k: k.next_batch(NextBatch(array(1), array(9), array(3), 3, 9)),
     ],
 )
 def test_shapes_that_do_not_fit(call):

@@ -83,7 +83,7 @@ def test_small_grid(library, device, rng, real, dtype, with_velocity):
     kernel = library.kernel("sgd", "sgd", REAL=real)
     stretch = device.array(np.frombuffer(Stretch(0, 1009, 700).packed(), np.uint8))
     arguments = (device.array(g), velocity, parameters)
-    device.run(kernel.bind((3,), (64,), stretch, 0.3, momentum, 0.05, *arguments))
+    device.run(kernel.bind((3,), (64,), stretch, 0.3, momentum, 0.05, *arguments, None))
     result = velocity.to_host() if velocity else None
     check(parameters.to_host(), result, p, g, v, 700, 0.3, momentum, 0.05)
 

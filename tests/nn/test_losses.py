@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from nn import operations
 from nn.losses import RING, LossLog
 from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
@@ -20,7 +21,7 @@ class Steps:
         self.streams = Streams(driver)
         self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
         self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, every)
-        self.next_batch = bind(self.log.next_batch(7, 60), self.streams, kernels)
+        self.next_batch = bind(operations.next_batch(self.log.next_batch(7, 60)), self.streams, kernels)
         self.queued = 0
 
     def queue(self, count):

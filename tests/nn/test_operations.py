@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nn import operations
+from nn.launches import NextBatch
 from nn.operations import FORWARD
 from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
@@ -99,7 +100,7 @@ def test_gather_batch(place, rng, dtype, pixel):
 
 def test_next_batch(place, dtype):
     ring, state = place.array(np.zeros(3, dtype)), place.array(np.array([5, 2], np.int32))
-    operation = operations.next_batch(place.array(np.array([0.5], dtype)), ring, state, 4, 7)
+    operation = operations.next_batch(NextBatch(place.array(np.array([0.5], dtype)), ring, state, 4, 7))
     place.run(operation)
     assert (ring.to_host().tolist(), state.to_host().tolist()) == ([0, 0, 0.5], [2, 0])
     assert operation.bytes == 2 * dtype.itemsize + 2 * 8

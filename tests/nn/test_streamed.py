@@ -9,6 +9,7 @@ from nn import operations, streamed
 from nn.ahead import Deferred, Worker
 from nn.batches import Schedule
 from nn.feed import Feed
+from nn.launches import NextBatch
 from nn.operations import Operation
 from nn.plan import share
 from nn.resident import Resident
@@ -117,7 +118,7 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
         seen = X.rows(0, stop - start).to_host().astype(int), source.labels.rows(0, stop - start).to_host()
         assert np.array_equal(seen[0], IMAGES[mine[start:stop]])
         assert np.array_equal(seen[1], LABELS[mine[start:stop]])
-        at = (at + batches.advance(len(mine))) % batches.places
+        at = (at + batches.advance) % batches.places
         state.set(np.array([at], np.int32))
     batches.close()
 
@@ -185,13 +186,13 @@ def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
     late = late.bind((1,), (1,), 3_000_000, count)
     late_stream = getattr(place.streams, behind)
     late(late_stream)
+    move_on = operations.next_batch(NextBatch(loss, ring, state, batches.advance, batches.places))
     batches.start()
     for step in range(schedule.steps):
         batches.begin(step)
         late(late_stream)
         place.run(batches.source(0).scaled(X[step], 1.0))
-        advance = batches.advance(schedule.size(step))
-        place.run(operations.next_batch(loss, ring, state, advance, batches.places))
+        place.run(move_on)
         batches.end(step)
         batches.ahead(step)
     batches.close()

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from nn import plan
+from nn.launches import NextBatch
 from nn.network import Network
 from nn.plan import gradient_layout, panels
 from nn.tensor_cores import Terms
 from nn.update import SgdUpdate
 from pyrt.driver.cpu import CpuDriver
-from pyrt.memory import Arena, Layout
+from pyrt.memory import Arena, DeviceArray, Layout
 
 NETWORK = Network((13, 7, 5, 3), "sigmoid", "softmax")
 RATE, REG, STEPS = 0.3, 0.05, 4
@@ -25,6 +26,12 @@ def place(request, dtype):
 
 def random(rng):
     return {name: rng.normal(0, 1, shape) for name, shape in NETWORK.shapes.items()}
+
+
+def end_of(driver, dtype):
+    """A step whose loss is 0.5: the first of a ring of 3."""
+    loss, ring = (DeviceArray.from_host(driver, np.full(size, 0.5 * (size == 1), dtype)) for size in (1, 3))
+    return NextBatch(loss, ring, DeviceArray.from_host(driver, np.zeros(2, np.int32)), 4, 12)
 
 
 def descend(start, gradients, momentum):
@@ -52,7 +59,17 @@ def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
     parameters.set(start)
     device_gradients = Arena(driver, gradient_layout(NETWORK, dtype.name))
     velocity = Arena(driver, parameters.layout) if momentum else None
-    update = SgdUpdate(NETWORK, parameters, device_gradients, velocity, RATE, momentum, REG, kernels)
+    update = SgdUpdate(
+        NETWORK,
+        parameters,
+        device_gradients,
+        velocity,
+        RATE,
+        momentum,
+        REG,
+        kernels,
+        end_of(driver, dtype.name),
+    )
     cuts = panels(NETWORK, device_gradients.layout)
     assert len(cuts) == 3 or panel_bytes == 100
     calls = [update.bind(panel.bucket) for panel in cuts]
@@ -74,7 +91,7 @@ def test_padding_stays_zero():
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
     gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
     parameters.set(random(np.random.default_rng(0)))
-    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None)
+    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None, end_of(driver, "float32"))
     for panel in panels(NETWORK, gradients.layout):
         update.bind(panel.bucket)(None)
     padding = np.ones(parameters.layout.size, bool)
@@ -91,8 +108,8 @@ def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
     gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
     velocity = Arena(driver, parameters.layout) if momentum else None
-    terms = {1: Terms.empty(driver, 3, 7, 13)}
-    update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, terms)
+    terms, end = {1: Terms.empty(driver, 3, 7, 13)}, end_of(driver, "float32")
+    update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, end, terms)
     buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
     whole = update.operation(*buckets)
     size = sum(min(stop, parameters.layout.size) - start for start, stop in buckets)
@@ -100,7 +117,29 @@ def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum
     arrays = 2 if momentum else 1
     assert whole.bytes == 4 * size * (1 + 2 * arrays) + 3 * 7 * 13 * 2
     assert whole.flops == 2 * arrays * size + 2 * weights + 3 * 7 * 13
+    last = update.operation(buckets[-1], ends_step=True)
+    assert last.bytes == update.operation(buckets[-1]).bytes + update.operation(ends_step=True).bytes
     assert whole.bytes == sum(update.operation(bucket).bytes for bucket in buckets)
     assert whole.flops == sum(update.operation(bucket).flops for bucket in buckets)
     written = [array.pointer for array in whole.writes if array.dtype == np.uint16]
     assert written[0] == terms[1].array.pointer and len(written) % 3 == 0
+
+
+@pytest.mark.parametrize("buckets", [0, 1, 3])
+def test_one_update_ends_the_step(place, dtype, buckets):
+    """It may have no parameters."""
+    driver, kernels = place
+    parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
+    gradients, end = Arena(driver, gradient_layout(NETWORK, dtype.name)), end_of(driver, dtype.name)
+    parameters.set(random(np.random.default_rng(0)))
+    gradients.set({**random(np.random.default_rng(1)), "loss": np.ones(1)})
+    before = parameters.to_host()
+    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, kernels, end)
+    cuts = [panel.bucket for panel in panels(NETWORK, gradients.layout)][:buckets]
+    update.bind(*cuts, ends_step=True)(driver.create_stream())
+    driver.synchronize()
+    assert (end.losses.to_host().tolist(), end.state.to_host().tolist()) == ([0.5, 0, 0], [4, 1])
+    after = parameters.to_host()
+    assert [not np.array_equal(after[f"W{layer}"], before[f"W{layer}"]) for layer in (3, 2, 1)] == [
+        index < buckets for index in range(3)
+    ]

@@ -41,10 +41,17 @@ class Rates:
         self.driver, self.parameters, self.gradients = driver, parameters, gradients
         self.seen: list[tuple[int, int, np.ndarray]] = []
         """Buckets in the order of their updates, with the gradients that were applied (without kernels)."""
+        self.steps = 0
+        """That have ended."""
 
-    def bind(self, *buckets: Bucket) -> QueueWork:
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         calls = [self._bind(*bucket) for bucket in buckets]
+        if ends_step:
+            calls.append(lambda stream: queue(self.driver, stream, self._end))
         return lambda stream: [call(stream) for call in calls]
+
+    def _end(self) -> None:
+        self.steps += 1
 
     def _bind(self, start: int, stop: int) -> QueueWork:
         if self.driver.has_kernels:
@@ -131,6 +138,7 @@ def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype:
                 np.testing.assert_allclose(applied, total[start:stop], **close)
             trainer.update.seen.clear()
 
+        assert trainer.update.steps == step + 1
         bits = parameters.tobytes()
         assert again.step(gradients[job.rank]).tobytes() == bits, "not the same bits twice"
         assert job.comm.bcast(bits) == bits, "not the same parameters on every rank"
