@@ -1,12 +1,21 @@
-// The end of a step: the next one takes the rows behind this one's, and the loss is kept for the host. The
-// update does it along the way (sgd.cu); this is for a rank that updates nothing.
+// The ends of a step that most ranks meet elsewhere: the place of the next batch comes with the rows of this
+// one (pixels.cu), and its loss is kept with the update (sgd.cu).
 // constants: REAL=float|double
 
 #include "batch.cuh"
 
-// One thread. With this, steps differ in nothing that the host must tell them.
-extern "C" __global__ void next_batch(const NextBatch *next)
+// Both kernels: one thread.
+
+// For a rank that gets no sample of a batch.
+extern "C" __global__ void skip_batch(int *place, int advance, int places)
 {
     wait_for_kernel_before();
-    move_on(*next);
+    move_on(place, advance, places);
+}
+
+// For a rank that updates nothing.
+extern "C" __global__ void keep_loss_alone(const LossRing *ring)
+{
+    wait_for_kernel_before();
+    keep_loss(*ring);
 }

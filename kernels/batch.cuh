@@ -1,21 +1,22 @@
-// From one step to the next on the device, without a word from the host.
+// What leads from one step to the next on the device, without a word from the host.
 #pragma once
 
 #include "common.cuh"
 
-// As packed by nn/launches.py.
-struct NextBatch {
-    const real *loss;
-    real *losses;  // a ring
-    int *state;    // the place of the batch in what lies on the device; the place in the ring
-    int advance, places, ring;
+// Where in what lies on the device a batch begins: it moves on by `advance`, around at `places`.
+__device__ inline void move_on(int *place, int advance, int places) { *place = (*place + advance) % places; }
+
+// The losses of the last steps, for the host to read some steps later. As packed by nn/launches.py.
+struct LossRing {
+    const real *loss;  // of the step
+    real *losses;
+    int *place;  // of the next loss
+    int size;
 };
 
-// The loss goes into the ring, whose place moves on by one; the place of the batch by `advance`; both around
-// at their ends. For one thread.
-__device__ inline void move_on(const NextBatch &next)
+// For one thread.
+__device__ inline void keep_loss(const LossRing &ring)
 {
-    next.losses[next.state[1]] = *next.loss;
-    next.state[0] = (next.state[0] + next.advance) % next.places;
-    next.state[1] = (next.state[1] + 1) % next.ring;
+    ring.losses[*ring.place] = *ring.loss;
+    *ring.place = (*ring.place + 1) % ring.size;
 }

@@ -6,7 +6,7 @@
 // X = pixel / scale; or, where NUMBER is bfloat16, the pixel itself, since that holds 0 to 255 exactly:
 // products on tensor cores take it so, and scale their result (gemm_wgmma.cu).
 
-#include "common.cuh"
+#include "batch.cuh"
 #include "bfloat16.cuh"
 
 typedef unsigned char uint8;
@@ -34,6 +34,7 @@ __device__ inline void convert_wide(unsigned p, unsigned long long *numbers)
 }
 
 // This thread's part of one row, whose columns are a multiple of WIDTH: WIDTH neighbours every `step` columns.
+// What it asks for may come while the kernel before still runs (see gather_batch).
 __device__ inline void convert_wide_row(int columns, int first, int step, const pixel *image, number *x)
 {
     for (int column = first; column < columns; column += AT_ONCE * step) {
@@ -42,6 +43,7 @@ __device__ inline void convert_wide_row(int columns, int first, int step, const 
         for (int i = 0; i < AT_ONCE; i++)
             if (column + i * step < columns)
                 held[i] = *(const unsigned *)(image + column + i * step);
+        wait_for_kernel_before();
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             if (column + i * step < columns)
@@ -56,6 +58,7 @@ __device__ inline void convert_row(int columns, int first, int step, bool wide, 
         convert_wide_row(columns, first, step, image, x);
         return;
     }
+    wait_for_kernel_before();
     for (int column = first; column < columns; column += step)
         for (int i = column; i < min(column + WIDTH, columns); i++)
             convert(image[i], scale, x[i]);
@@ -79,16 +82,30 @@ extern "C" __global__ void scale_pixels(int rows, int columns, real scale, const
 }
 
 // X[i] = images[j] / scale and batch_labels[i] = labels[j], with j = order[*place + i]: the rows of a batch
-// out of all that lie there. That `place` is read here, and is no argument, lets one graph serve every batch.
+// out of all that lie there. That `place` is read here, and is no argument, lets one graph serve every batch;
+// when all blocks have read it (`arrived` counts them, from 0), it moves on to the next one's.
+//
+// With `overtakes`, rows come from memory while the kernel before still runs: the update of the step before,
+// which has nothing to do with them, nor with the place.
 extern "C" __global__ void gather_batch(int rows, int columns, real scale, const pixel *images,
-                                        const int *labels, const int *order, const int *place, number *X,
-                                        int ldx, int *batch_labels)
+                                        const int *labels, const int *order, int *place, int *arrived,
+                                        int advance, int places, number *X, int ldx, int *batch_labels,
+                                        int overtakes)
 {
-    wait_for_kernel_before();
+    begin_beside_kernel_before(overtakes);
+    if (!overtakes)
+        wait_for_kernel_before();
     const int row_step = gridDim.x * blockDim.y, column_step = gridDim.y * blockDim.x * WIDTH;
     const int first_column = (blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     const bool wide = WIDTH > 1 && columns % WIDTH == 0 && ldx % WIDTH == 0;
     const int *mine = order + *place;
+    __syncthreads();
+    const unsigned last = gridDim.x * gridDim.y - 1;
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        __threadfence();
+        if (atomicInc((unsigned *)arrived, last) == last)
+            move_on(place, advance, places);
+    }
     for (offset row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += row_step) {
         const offset image = mine[row];
         const int label = first_column == 0 ? labels[image] : 0;

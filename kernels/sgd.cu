@@ -38,20 +38,20 @@ __device__ inline void put_terms(const Stretch &s, int i, const Four &p, bool wi
 }
 
 // g = gradient + decay p for weights, g = gradient for biases; v = momentum v + g, p -= rate v; or, where
-// velocity is null, p -= rate g. Terms of weights, if any, follow. With `next`, if it is not null, the step
-// ends: a launch for that alone would take longer than all it does.
+// velocity is null, p -= rate g. Terms of weights, if any, follow. If `ring` is not null, the step's
+// loss is kept: a launch for that alone would take longer than all it does.
 //
 // Blocks of one dimension, any number of threads, no shared memory; the grid's x is of any size, its y has a
 // stretch each. What a launch costs does not depend on how many layers there are.
 extern "C" __global__ void sgd(const Stretch *stretches, real rate, real momentum, real decay,
                                const real *gradients, real *velocity, real *parameters,
-                               const NextBatch *next)
+                               const LossRing *ring)
 {
     begin_beside_kernel_before(false);
     const Stretch s = stretches[blockIdx.y];  // no kernel writes these
     wait_for_kernel_before();
-    if (next && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
-        move_on(*next);
+    if (ring && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
+        keep_loss(*ring);
     const bool wide = s.start % WIDTH == 0 && s.decayed % WIDTH == 0 && s.first % WIDTH == 0 &&
                       (!s.terms || s.columns % WIDTH == 0);
     const offset step = (offset)gridDim.x * blockDim.x * WIDTH;

@@ -82,8 +82,6 @@ class _Rewrite:
         self._take_terms = pool.of_a_list()
         self._kernels = kernels
         self._splits = known
-        self._overtaking: Operation | None = None
-        """The last operation, if it began beside the one before it."""
 
     def take(self, items: Sequence[Item]) -> int:
         """Rewrite the first of the items that are left; how many that were."""
@@ -170,8 +168,7 @@ class _Rewrite:
                 lambda kernels: _multiply(kernels, what, A, B, overtakes, bias, activation),
             )
             taken = 2
-        self._append(operation)
-        self._overtaking = operation if overtakes else None
+        self._append(replace(operation, overtakes=overtakes))
         return taken
 
     def _may_overtake(self, reads: Sequence[DeviceArray]) -> bool:
@@ -180,7 +177,7 @@ class _Rewrite:
         What an exchange queues in between writes nothing that the rest of a step reads.
         """
         before = next((item for item in reversed(self.items) if isinstance(item, Operation)), None)
-        if before is None or before is self._overtaking:
+        if before is None or before.overtakes:
             return False
         return not any(overlap(array, written) for array in reads for written in before.writes)
 

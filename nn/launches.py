@@ -19,6 +19,7 @@ from nn.mma import MMA_TERMS, Mma
 from nn.narrow_head import NarrowHead, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
 from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32
+from pyrt.driver import Driver
 from pyrt.kernels import Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
@@ -73,25 +74,35 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class NextBatch:
-    """The end of a step: loss (1,) goes into the ring losses (any,), and state (2,) int32 moves on.
+class Place:
+    """Where in what lies on the device a batch begins."""
 
-    state[0], the place of the batch in what lies on the device, by ``advance`` and around at ``places``;
-    state[1], the place in the ring, by one.
-    """
+    state: DeviceArray
+    """(2,) int32: that place; blocks that have read it, 0 between two launches."""
+    advance: int
+    """How far each batch moves it on."""
+    places: int
+    """It runs from 0 to here, and around."""
+
+    @classmethod
+    def first(cls, driver: Driver, advance: int, places: int) -> Place:
+        """The place 0."""
+        return cls(DeviceArray.from_host(driver, np.zeros(2, np.int32)), advance, places)
+
+
+@dataclass(frozen=True)
+class LossRing:
+    """Where the loss (1,) of each step goes: ``losses[place[0]]``; place (1,) int32 moves on, and around."""
 
     loss: DeviceArray
     losses: DeviceArray
-    state: DeviceArray
-    advance: int
-    places: int
+    place: DeviceArray
 
     def packed(self) -> bytes:
         """As batch.cuh has it."""
-        require_shape("next_batch", (1,), loss=self.loss)
-        require_shape("next_batch", (2,), state=self.state)
-        pointers = (self.loss.pointer, self.losses.pointer, self.state.pointer)
-        return struct.pack("PPP3i4x", *pointers, self.advance, self.places, self.losses.size)
+        require_shape("keep_loss", (1,), loss=self.loss, place=self.place)
+        pointers = (array.pointer for array in (self.loss, self.losses, self.place))
+        return struct.pack("PPPi4x", *pointers, self.losses.size)
 
 
 class Kernels:
@@ -262,11 +273,11 @@ class Kernels:
         rate: float,
         momentum: float,
         decay: float,
-        then: NextBatch | None = None,
+        ring: LossRing | None = None,
     ) -> Launch:
         """One step of gradient descent on these stretches of flat arrays; ``gradients`` may be longer.
 
-        Without a velocity there is no momentum. ``then`` the training step ends.
+        Without a velocity there is no momentum. With a ``ring`` the step's loss is kept.
         """
         (size,) = parameters.shape
         if gradients.size < size or any(s.start + s.size > size for s in stretches):
@@ -282,7 +293,7 @@ class Kernels:
             block,
             self._on_device(b"".join(stretch.packed() for stretch in stretches)),
             *(rate, momentum, decay, gradients, velocity, parameters),
-            self._on_device(then.packed()) if then is not None else None,
+            self._on_device(ring.packed()) if ring is not None else None,
         )
 
     def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:
@@ -302,16 +313,17 @@ class Kernels:
         images: DeviceArray,
         labels: DeviceArray,
         order: DeviceArray,
-        place: DeviceArray,
+        place: Place,
         X: DeviceArray | Terms,
         batch_labels: DeviceArray,
         scale: float,
+        overtakes: bool = False,
     ) -> Launch:
-        """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place[0] + i].
+        """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place + i].
 
-        images (n, columns), labels (n,) int32, order (any,) int32, place (1,) int32, X (rows, columns) or
-        terms as in `scale_pixels`, batch_labels (rows,) int32. What order holds there must be row numbers
-        below n.
+        images (n, columns), labels (n,) int32, order (any,) int32, X (rows, columns) or terms as in
+        `scale_pixels`, batch_labels (rows,) int32. What order holds there must be row numbers below n. The
+        place moves on. If it ``overtakes``, the kernel before must write none of what this one reads.
         """
         out, ld, (rows, columns) = _input("gather_batch", X)
         count, width = matrix_shape("gather_batch", images=images)
@@ -319,20 +331,29 @@ class Kernels:
             raise ValueError(f"gather_batch: images {images.shape} do not fill X {(rows, columns)}")
         require_shape("gather_batch", (count,), labels=labels)
         require_shape("gather_batch", (rows,), batch_labels=batch_labels)
-        require_shape("gather_batch", (1,), place=place)
+        require_shape("gather_batch", (2,), place=place.state)
         kernel = self._pixels("gather_batch", images, X)
         shape = _pixels_shape(X, rows, columns)
-        return kernel.bind(*shape, rows, columns, scale, images, labels, order, place, out, ld, batch_labels)
+        moving = (place.state.rows(0, 1), place.state.rows(1, 2), place.advance, place.places)
+        results = (out, ld, batch_labels)
+        return kernel.bind(
+            *shape, rows, columns, scale, images, labels, order, *moving, *results, int(overtakes)
+        )
 
     def _pixels(self, name: str, images: DeviceArray, X: DeviceArray | Terms) -> Kernel:
         number = "bfloat16" if isinstance(X, Terms) else self.real
         pixel = np.dtype(images.dtype).name
         return self.library.kernel("pixels", name, REAL=self.real, PIXEL=pixel, NUMBER=number)
 
-    def next_batch(self, what: NextBatch) -> Launch:
-        """The end of a step alone."""
-        packed = what.packed()
-        kernel = self.library.kernel("batch", "next_batch", REAL=self.real)
+    def skip_batch(self, place: Place) -> Launch:
+        """To the place of the next batch."""
+        kernel = self.library.kernel("batch", "skip_batch", REAL=self.real)
+        return kernel.bind((1,), (1,), place.state, place.advance, place.places)
+
+    def keep_loss(self, ring: LossRing) -> Launch:
+        """The loss of a step into the ring."""
+        packed = ring.packed()
+        kernel = self.library.kernel("batch", "keep_loss_alone", REAL=self.real)
         return kernel.bind((1,), (1,), self._on_device(packed))
 
     def _on_device(self, packed: bytes) -> DeviceArray:

@@ -1,15 +1,14 @@
 """The losses of the steps on their way to the host, which must not wait for the step it has just queued.
 
-At the end of each step the device puts its loss into a ring, and moves on to the place of the next batch
-(`NextBatch`). The whole ring is copied to the host every few steps and read there when the next copy is
-queued.
+At the end of each step the device puts its loss into a ring. The whole ring is copied to the host every few
+steps and read there when the next copy is queued.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from nn.launches import NextBatch
+from nn.launches import LossRing
 from pyrt.driver import Driver
 from pyrt.memory import DeviceArray, pinned
 from pyrt.phases import Phase
@@ -30,24 +29,16 @@ class LossLog:
     ) -> None:
         """``loss`` (1,) is what the exchange sums; the ring is copied once ``every`` steps or more are
         queued. ``waiting`` is the phase that reading is."""
-        self._driver, self._stream, self._loss = driver, streams.compute, loss
+        self._driver, self._stream = driver, streams.compute
         self._waiting = waiting
         self._every = every
-        self._state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
-        self._ring = DeviceArray.from_host(driver, np.zeros(RING, loss.dtype))
+        losses = DeviceArray.from_host(driver, np.zeros(RING, loss.dtype))
+        self.ring = LossRing(loss, losses, DeviceArray.from_host(driver, np.zeros(1, np.int32)))
+        """What a step ends with, once losses are summed."""
         self._host = [pinned(driver, (RING,), loss.dtype) for _ in range(2)]
         self._copied = [driver.create_event(timing=False) for _ in range(2)]
         self._latest = 0
         self._covered = self._read = 0
-
-    @property
-    def place(self) -> DeviceArray:
-        """Where the batch of the next step begins in what lies on the device (1,) int32; 0 at first."""
-        return self._state.rows(0, 1)
-
-    def next_batch(self, advance: int, places: int) -> NextBatch:
-        """The end of a step, once losses are summed: ``place`` moves on so far, around at ``places``."""
-        return NextBatch(self._loss, self._ring, self._state, advance, places)
 
     def read(self, stop: int, now: bool) -> list[tuple[int, float]]:
         """Steps before ``stop`` are queued: the losses that can be read, of each step once, in order.
@@ -70,5 +61,5 @@ class LossLog:
 
     def _copy(self) -> None:
         self._latest = 1 - self._latest
-        self._driver.copy_to_host(self._host[self._latest], self._ring.pointer, self._stream)
+        self._driver.copy_to_host(self._host[self._latest], self.ring.losses.pointer, self._stream)
         self._driver.record(self._copied[self._latest], self._stream)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from nn import reference
-from nn.launches import Kernels, NextBatch
+from nn.launches import Kernels, LossRing, Place
 from nn.tensor_cores import Terms
 from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
@@ -103,6 +103,8 @@ class Operation:
     """What rewrites of the list (nn/fuse.py) must know of it."""
     tensor_flops: int = 0
     """Those of bf16 in which tensor cores do a product, whose own are among ``flops``."""
+    overtakes: bool = False
+    """Whether it begins beside the kernel before it: it waits for that before it writes, and not before."""
 
     @property
     def bytes(self) -> int:
@@ -178,41 +180,67 @@ def gather_batch(
     images: DeviceArray,
     labels: DeviceArray,
     order: DeviceArray,
-    place: DeviceArray,
+    place: Place,
     X: DeviceArray,
     batch_labels: DeviceArray,
     scale: float,
+    overtakes: bool = False,
 ) -> Operation:
-    """X[i] = images[j] / scale and batch_labels[i] = labels[j], where j = order[place[0] + i]."""
+    """X[i] = images[j] / scale and batch_labels[i] = labels[j], with j = order[place + i]; place moves on."""
     rows = X.shape[0]
 
     def in_numpy() -> Compute:
-        whole, truth, rows_of, first, x, y = (
-            array.host_view() for array in (images, labels, order, place, X, batch_labels)
+        whole, truth, rows_of, x, y = (
+            array.host_view() for array in (images, labels, order, X, batch_labels)
         )
+        first, move_on = place.state.host_view(), skip_batch(place).in_numpy()
         divisor = x.dtype.type(scale)
 
         def compute() -> None:
             mine = rows_of[first[0] : first[0] + rows]
             np.divide(whole[mine], divisor, out=x, dtype=x.dtype)
             y[:] = truth[mine]
+            move_on()
 
         return compute
 
     def on_device(kernels: Kernels, into: DeviceArray | Terms = X) -> Launch:
-        return kernels.gather_batch(images, labels, order, place, into, batch_labels, scale)
+        return kernels.gather_batch(images, labels, order, place, into, batch_labels, scale, overtakes)
 
     # Of the set as many rows as are read, whichever they are.
     read = tuple(replace(array, shape=(rows, *array.shape[1:])) for array in (images, labels, order))
     return Operation(
         "scale pixels",
         FORWARD,
-        reads=(*read, place),
-        writes=(X, batch_labels),
+        reads=(*read, place.state),
+        writes=(X, batch_labels, place.state),
         flops=X.size,
         on_device=on_device,
         in_numpy=in_numpy,
         what=Pixels(X, scale, images.dtype == np.uint8, on_device),
+        overtakes=overtakes,
+    )
+
+
+def skip_batch(place: Place) -> Operation:
+    """The place moves on, for a rank that gets no sample of a batch."""
+
+    def in_numpy() -> Compute:
+        now = place.state.host_view()
+
+        def compute() -> None:
+            now[0] = (int(now[0]) + place.advance) % place.places
+
+        return compute
+
+    return Operation(
+        "skip batch",
+        FORWARD,
+        reads=(place.state,),
+        writes=(place.state,),
+        flops=0,
+        on_device=lambda kernels: kernels.skip_batch(place),
+        in_numpy=in_numpy,
     )
 
 
@@ -307,26 +335,25 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
     )
 
 
-def next_batch(what: NextBatch) -> Operation:
-    """The end of a step."""
+def keep_loss(ring: LossRing) -> Operation:
+    """The loss of a step into the ring."""
 
     def in_numpy() -> Compute:
-        value, ring, now = (array.host_view() for array in (what.loss, what.losses, what.state))
+        loss, losses, place = (array.host_view() for array in (ring.loss, ring.losses, ring.place))
 
         def compute() -> None:
-            ring[now[1]] = value[0]
-            now[0] = (int(now[0]) + what.advance) % what.places
-            now[1] = (int(now[1]) + 1) % len(ring)
+            losses[place[0]] = loss[0]
+            place[0] = (int(place[0]) + 1) % len(losses)
 
         return compute
 
     return Operation(
-        "next batch",
+        "keep loss",
         STEP,
-        reads=(what.loss, what.state),
-        writes=(what.losses.rows(0, 1), what.state),
+        reads=(ring.loss, ring.place),
+        writes=(ring.losses.rows(0, 1), ring.place),
         flops=0,
-        on_device=lambda kernels: kernels.next_batch(what),
+        on_device=lambda kernels: kernels.keep_loss(ring),
         in_numpy=in_numpy,
     )
 

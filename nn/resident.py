@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from nn import operations
 from nn.ahead import Helper, Orders
 from nn.batches import Schedule
+from nn.launches import Place
+from nn.operations import Operation
 from nn.source import Gathered, Source
 from pyrt.driver import Driver
 from pyrt.memory import DeviceArray, pinned
@@ -34,22 +37,19 @@ class Resident:
         images: np.ndarray,
         labels: np.ndarray,
         schedule: Schedule,
-        place: DeviceArray,
         rows: int,
         drawing: Sequence[Helper],
     ) -> None:
         """The training set, images (n, D) and labels (n,) int32; at most ``rows`` samples of a batch are
-        this rank's; ``place`` (1,) int32 on the device is where in the two orders a batch begins."""
+        this rank's."""
         self._driver, self._streams, self._schedule = driver, streams, schedule
         self.together = schedule.batches
-        self.advance = schedule.batch
-        self.places = _places(schedule)
         with phase("copying images host -> device", streams.upload):
             self._images, self._labels = (_uploaded(driver, streams, host) for host in (images, labels))
         self._copying = phase("row order host -> device", streams.upload)
-        self._place = place
+        self._place = Place.first(driver, schedule.batch, _places(schedule))
         self._batch_labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self._orders = DeviceArray.empty(driver, (self.places,), np.int32)
+        self._orders = DeviceArray.empty(driver, (_places(schedule),), np.int32)
         # One for each helper, and one whose copy may still be under way.
         self._host = pinned(driver, (len(drawing) + 1, schedule.samples), np.int32)
         self._uploaded = [driver.create_event(timing=False) for _ in range(2)]
@@ -68,6 +68,10 @@ class Resident:
         """The set, in the order from this rank's part on, which begins ``first`` rows after the batch."""
         order = self._orders.rows(first, self._orders.size)
         return Gathered(self._images, self._labels, order, self._place, self._batch_labels)
+
+    def skip(self) -> Operation:
+        """The place moves on."""
+        return operations.skip_batch(self._place)
 
     def start(self) -> None:
         """Send the first epoch's order on its way."""
@@ -98,7 +102,7 @@ class Resident:
 
     def _send(self, epoch: int) -> None:
         driver, upload, half = self._driver, self._streams.upload, epoch % 2
-        first = half * self.places // 2
+        first = half * _places(self._schedule) // 2
         with self._copying:
             driver.synchronize_event(self._uploaded[1 - half])  # take() has another order drawn in its place
             order = self._drawn.take()

@@ -1,7 +1,7 @@
 """Where a step finds its batch, and who brings it there: what the two placements have in common.
 
 The samples of the next steps lie on the device, one batch behind the other; of which the step is, it reads
-there, from ``place`` (see kernels/batch.cuh). So steps differ in nothing, and several can be queued at once.
+there, from a `Place`. So steps differ in nothing, and several can be queued at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nn import operations
+from nn.launches import Place
 from nn.operations import Operation
 from pyrt.memory import DeviceArray
 
@@ -32,16 +33,19 @@ class Gathered:
     set_images: DeviceArray
     set_labels: DeviceArray
     order: DeviceArray
-    """The row of the part's sample i in the batch that begins at ``place`` is order[place[0] + i]."""
-    place: DeviceArray
+    """The row of the part's sample i in the batch that begins at ``place`` is order[place + i]."""
+    place: Place
     labels: DeviceArray
     """Room for the labels of the part."""
 
     def scaled(self, X: DeviceArray, scale: float) -> Operation:
-        """X = images / scale; ``labels`` get their labels."""
+        """X = images / scale; ``labels`` get their labels.
+
+        It overtakes the end of the step before: nothing in a step, or in an exchange, writes what it reads.
+        """
         labels = self.labels.rows(0, X.shape[0])
         return operations.gather_batch(
-            self.set_images, self.set_labels, self.order, self.place, X, labels, scale
+            self.set_images, self.set_labels, self.order, self.place, X, labels, scale, overtakes=True
         )
 
 
@@ -52,14 +56,11 @@ class Batches(Protocol):
     together: int
     """Only steps between two multiples of this may be queued at once."""
 
-    advance: int
-    """How far each step moves ``place`` on: a short batch leaves a gap behind it."""
-
-    places: int
-    """``place`` runs from 0 to here, and around."""
-
     def source(self, first: int) -> Source:
         """Where steps find their batch, of which this rank's part begins with sample ``first``."""
+
+    def skip(self) -> Operation:
+        """What a step does where this rank gets no sample of the batch."""
 
     def start(self) -> None:
         """Send what the first step needs on its way."""

@@ -188,17 +188,26 @@ class EmptyStep:
     """The step of a rank that gets no samples of a batch: its gradients are zeros, and it takes part."""
 
     def __init__(
-        self, gradients: Arena, buckets: int, streams: Streams, phases: Phases, exchange: Exchange
+        self,
+        gradients: Arena,
+        buckets: int,
+        streams: Streams,
+        phases: Phases,
+        exchange: Exchange,
+        skip: Callable[[], object],
     ) -> None:
+        """``skip`` queues what the source of batches wants instead of their samples."""
         self._gradients = gradients.flat
         self._buckets = buckets
         self._stream = streams.compute
         self._phase = phases.phase("backward", streams.compute)
         self._exchange = exchange
+        self._skip = skip
 
     def run(self) -> None:
         """Queue zeros and offer them to the exchange."""
         with self._phase:
+            self._skip()
             self._gradients.driver.fill(self._gradients.pointer, 0, self._gradients.nbytes, self._stream)
             for bucket in range(self._buckets):
                 self._exchange.ready(bucket)

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nn import operations
 from nn.ahead import Helper, Orders
 from nn.batches import Schedule
 from nn.feed import Feed
+from nn.launches import Place
+from nn.operations import Operation
 from nn.plan import share
 from nn.source import Gathered, Source
 from pyrt.job import Job
@@ -41,19 +44,17 @@ class Streamed:
         feed: Feed,
         schedule: Schedule,
         job: Job,
-        place: DeviceArray,
         rows: int,
         drawing: Sequence[Helper],
     ) -> None:
-        """No rank gets more than ``rows`` samples of a batch, and a chunk of the feed is some times as long;
-        ``place`` (1,) int32 on the device is where in the feed's slots a batch begins."""
+        """No rank gets more than ``rows`` samples of a batch; a chunk of the feed is some times as long."""
         self._feed, self._schedule, self._rows = feed, schedule, rows
         self.together = feed.rows // rows
-        self.advance, self.places = rows, feed.labels.size
         driver = feed.labels.driver
-        as_they_lie = DeviceArray.from_host(driver, np.arange(self.places, dtype=np.int32))
+        as_they_lie = DeviceArray.from_host(driver, np.arange(feed.labels.size, dtype=np.int32))
+        self._place = Place.first(driver, rows, feed.labels.size)
         labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self._source = Gathered(feed.images, feed.labels, as_they_lie, place, labels)
+        self._source = Gathered(feed.images, feed.labels, as_they_lie, self._place, labels)
         self._mine = _parts(schedule, job, rows)
         self._orders = Orders(self._draw, schedule.epochs, drawing)
         self._left = np.empty(0, int)
@@ -64,6 +65,10 @@ class Streamed:
     def source(self, first: int) -> Source:
         """The feed's slots, which hold this rank's part alone."""
         return self._source
+
+    def skip(self) -> Operation:
+        """The place moves on."""
+        return operations.skip_batch(self._place)
 
     def start(self) -> None:
         """Send the first chunk on its way, and have the next ones gathered."""

@@ -23,7 +23,7 @@ from nn.plan import gradient_layout, panels, share
 from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
-from nn.step import EmptyStep, TrainingStep, training_items
+from nn.step import EmptyStep, TrainingStep, bind, training_items
 from nn.streamed import Streamed, steps_in_chunk
 from nn.update import SgdUpdate
 from pyrt import exchange
@@ -108,7 +108,7 @@ class Training:
             steps * rows,
             self._helpers(min(_GATHERING, -(-schedule.steps // steps))),
         )
-        return Streamed(feed, schedule, machine.job, self._log.place, rows, self._helpers(_DRAWING))
+        return Streamed(feed, schedule, machine.job, rows, self._helpers(_DRAWING))
 
     def _resident(self, dataset: Dataset) -> Batches:
         machine, schedule = self._machine, self._schedule
@@ -119,7 +119,6 @@ class Training:
             dataset.images[: schedule.used],
             dataset.labels[: schedule.used],
             schedule,
-            self._log.place,
             self._model.activations.rows,
             self._helpers(_DRAWING),
         )
@@ -141,7 +140,7 @@ class Training:
             options.momentum,
             options.reg,
             machine.kernels,
-            self._log.next_batch(self._batches.advance, self._batches.places),
+            self._log.ring,
             model.terms,
         )
 
@@ -178,7 +177,10 @@ class Training:
         machine = self._machine
         start, stop = share(batch, machine.job.size, machine.job.rank)
         if start == stop:
-            return EmptyStep(self._gradients, len(self._panels), machine.streams, machine.phases, exchange)
+            skip = bind(self._batches.skip(), machine.streams, machine.kernels)
+            return EmptyStep(
+                self._gradients, len(self._panels), machine.streams, machine.phases, exchange, skip
+            )
         items = self._items(batch)
         return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from nn.launches import Kernels, NextBatch, Stretch
+from nn.launches import Kernels, LossRing, Stretch
 from nn.network import Network
-from nn.operations import STEP, Compute, Operation, next_batch
+from nn.operations import STEP, Compute, Operation, keep_loss
 from nn.patterns import merged
 from nn.tensor_cores import Terms
 from pyrt.exchange import Bucket, QueueWork
@@ -30,19 +30,20 @@ class SgdUpdate:
         momentum: float,
         reg: float,
         kernels: Kernels | None,
-        end: NextBatch,
+        ring: LossRing,
         terms: Mapping[int, Terms] | None = None,
     ) -> None:
         """``velocity`` is needed with momentum only; ``kernels`` is None where NumPy does the work.
 
-        ``end`` is how a step ends; ``terms`` are those of some layers' weights, which follow them.
+        A step ends with its loss in the ``ring``. ``terms`` are those of some layers' weights, which follow
+        them.
         """
         self._parameters = parameters
         self._gradients = gradients
         self._velocity = velocity
         self._rate, self._momentum, self._reg = rate, momentum, reg
         self._kernels = kernels
-        self._end = end
+        self._ring = ring
         self._terms = dict(terms or {})
         self._weights = {layer: parameters.layout.span(f"W{layer}") for layer in network.layers}
 
@@ -61,7 +62,7 @@ class SgdUpdate:
         """The same as an operation of a step."""
         parts = [self._descent(buckets)] if buckets else []
         if ends_step:
-            parts.append(next_batch(self._end))
+            parts.append(keep_loss(self._ring))
         if len(parts) == 1:
             return parts[0]
         return merged(
@@ -69,7 +70,7 @@ class SgdUpdate:
             parts,
             tuple(array for part in parts for array in part.reads),
             tuple(array for part in parts for array in part.writes),
-            partial(self._launch, buckets=buckets, then=self._end),
+            partial(self._launch, buckets=buckets, ring=self._ring),
         )
 
     def _descent(self, buckets: Sequence[Bucket]) -> Operation:
@@ -93,7 +94,7 @@ class SgdUpdate:
         momentum = 2 if self._velocity is not None else 0
         return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
 
-    def _launch(self, kernels: Kernels, buckets: Sequence[Bucket], then: NextBatch | None = None) -> Launch:
+    def _launch(self, kernels: Kernels, buckets: Sequence[Bucket], ring: LossRing | None = None) -> Launch:
         return kernels.sgd(
             self._parameters.flat,
             self._gradients.flat,
@@ -102,7 +103,7 @@ class SgdUpdate:
             self._rate,
             self._momentum,
             self._reg,
-            then,
+            ring,
         )
 
     def _stretch(self, start: int, stop: int) -> Stretch:

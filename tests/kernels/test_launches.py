@@ -9,7 +9,8 @@ import pytest
 from nn.gemm_versions import PLAIN_GEMM_VERSIONS
 from nn.launches import (
     Kernels,
-    NextBatch,
+    LossRing,
+    Place,
     Stretch,
     column_sums_shape,
     gemm_shape,
@@ -35,6 +36,11 @@ def array(*shape, ld=None, dtype=np.float32):
 def set_of(images, columns):
     """Images and labels."""
     return array(images, columns), array(images)
+
+
+def place(size):
+    """Of a batch."""
+    return Place(array(size, dtype=np.int32), 1, 9)
 
 
 @pytest.mark.parametrize("version", PLAIN_GEMM_VERSIONS)
@@ -161,12 +167,12 @@ def narrow_head(kernels, classes=3, **changed):
         lambda k: k.sgd(array(6), array(6), None, [Stretch(0, 3, 0), Stretch(4, 3, 0)], 1.0, 0.0, 0.0),
         lambda k: k.scale_pixels(array(2, 3), array(3, 3), 255.0),
         lambda k: k.scale_pixels(array(4, 4), array(3, 3), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 2), array(9), array(1), array(3, 3), array(3), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 3), array(9), array(1), array(3, 3), array(4), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 3), array(9), array(2), array(3, 3), array(3), 255.0),
-        lambda k: k.gather_batch(array(4, 3), array(5), array(9), array(1), array(3, 3), array(3), 255.0),
-        lambda k: k.next_batch(NextBatch(array(2), array(9), array(2), 3, 9)),
-        lambda k: k.next_batch(NextBatch(array(1), array(9), array(3), 3, 9)),
+        lambda k: k.gather_batch(*set_of(4, 2), array(9), place(2), array(3, 3), array(3), 255.0),
+        lambda k: k.gather_batch(*set_of(4, 3), array(9), place(2), array(3, 3), array(4), 255.0),
+        lambda k: k.gather_batch(*set_of(4, 3), array(9), place(1), array(3, 3), array(3), 255.0),
+        lambda k: k.gather_batch(array(4, 3), array(5), array(9), place(2), array(3, 3), array(3), 255.0),
+        lambda k: k.keep_loss(LossRing(array(2), array(9), array(1))),
+        lambda k: k.keep_loss(LossRing(array(1), array(9), array(2))),
     ],
 )
 def test_shapes_that_do_not_fit(call):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nn.launches import Kernels
+from nn.launches import Kernels, Place
 from nn.tensor_cores import Terms
 
 
@@ -26,16 +26,23 @@ def test_in_order(kernels, device, images, dtype, shape, scale):
     assert np.array_equal(X.to_host(), pixels[: shape[0]].astype(dtype) / dtype.type(scale))
 
 
+def place_at(device, first):
+    """A batch that begins there, the next one 13 places on, around at 100."""
+    return Place(device.array(np.array([first, 0], np.int32)), 13, 100)
+
+
+@pytest.mark.parametrize("overtakes", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 83])
-@pytest.mark.parametrize("columns", [1, 32, 65, 784])
-def test_gathered(kernels, device, images, rng, dtype, rows, columns):
+@pytest.mark.parametrize("columns", [1, 32, 65, 784, 1300])
+def test_gathered(kernels, device, images, rng, dtype, rows, columns, overtakes):
     """From any place in a longer order; what lies around it is no row number."""
     pixels, labels = images(50, columns), rng.integers(0, 9, 50).astype(np.int32)
     order = np.full(rows + 12, -(10**6), np.int32)
     order[7 : 7 + rows] = rng.integers(0, 50, rows)
     X, y = device.poisoned((rows, columns), dtype), device.array(np.full(rows, -1, np.int32))
-    arrays = [device.array(array) for array in (pixels, labels, order, np.array([7], np.int32))]
-    device.run(kernels.gather_batch(*arrays, X, y, 255.0))
+    arrays, place = [device.array(array) for array in (pixels, labels, order)], place_at(device, 7)
+    device.run(kernels.gather_batch(*arrays, place, X, y, 255.0, overtakes))
+    assert place.state.to_host().tolist() == [20, 0]
     mine = order[7 : 7 + rows]
     assert np.array_equal(X.to_host(), pixels[mine].astype(dtype) / dtype.type(255))
     assert np.array_equal(y.to_host(), labels[mine])
@@ -47,14 +54,15 @@ def test_small_grid(library, device, images, rng, real, dtype):
     order = rng.permutation(20).astype(np.int32)
     X, Y = device.poisoned((19, 70), dtype), device.poisoned((19, 70), dtype)
     y = device.array(np.full(19, -1, np.int32))
-    images_there, place = device.array(pixels), device.array(np.array([1], np.int32))
-    arrays = [device.array(labels), device.array(order), place, X, y]
+    images_there, state = device.array(pixels), device.array(np.array([1, 0], np.int32))
+    arrays = [device.array(labels), device.array(order), state.rows(0, 1), state.rows(1, 2), 13, 14, X, 70, y]
     constants = {"REAL": real, "PIXEL": pixels.dtype.name, "NUMBER": real}
     gather, scale = (library.kernel("pixels", name, **constants) for name in ("gather_batch", "scale_pixels"))
     device.run(
-        gather.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, *arrays[:4], 70, arrays[4]),
+        gather.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, *arrays, 0),
         scale.bind((1, 1), (32, 8), 19, 70, 255.0, images_there, Y, 70),
     )
+    assert state.to_host().tolist() == [0, 0]
     assert np.array_equal(X.to_host(), pixels[order[1:]].astype(dtype) / dtype.type(255))
     assert np.array_equal(y.to_host(), labels[order[1:]])
     assert np.array_equal(Y.to_host(), pixels[:19].astype(dtype) / dtype.type(255))
@@ -66,11 +74,11 @@ def test_exact(library, device, rng, rows, columns):
     kernels = Kernels(library, np.float32)
     pixels, labels = rng.integers(0, 256, (50, columns), np.uint8), rng.integers(0, 9, 50).astype(np.int32)
     order = rng.integers(0, 50, rows).astype(np.int32)
-    arrays = [device.array(array) for array in (pixels, labels, order, np.array([0], np.int32))]
+    arrays, place = [device.array(array) for array in (pixels, labels, order)], place_at(device, 0)
     y = device.array(np.full(rows, -1, np.int32))
     X = Terms.empty(device.driver, 1, rows, columns)
     device.arrays.append(X.array)
-    device.run(kernels.gather_batch(*arrays, X, y, 255.0))
+    device.run(kernels.gather_batch(*arrays, place, X, y, 255.0))
 
     def values():
         bits = X.matrix.to_host()[:, :columns]

@@ -21,13 +21,13 @@ class Steps:
         self.streams = Streams(driver)
         self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
         self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, every)
-        self.next_batch = bind(operations.next_batch(self.log.next_batch(7, 60)), self.streams, kernels)
+        self.keep_loss = bind(operations.keep_loss(self.log.ring), self.streams, kernels)
         self.queued = 0
 
     def queue(self, count):
         for _ in range(count):
             self.loss.set(np.array([self.queued + 0.5], np.float32))
-            self.next_batch()
+            self.keep_loss()
             self.loss.driver.synchronize()  # the next loss is set in no order with it
             self.queued += 1
 
@@ -68,9 +68,3 @@ def test_each_loss_is_read_once_and_in_order(steps, every, counts):
     seen += steps.read(now=True)
     assert seen == [(step, step + 0.5) for step in range(steps.queued)]
     assert steps.read(now=True) == []
-
-
-def test_the_place_of_the_batch_moves_on(steps):
-    steps = steps(4)
-    steps.queue(9)
-    assert steps.log.place.to_host().tolist() == [63 % 60]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from nn import operations
-from nn.launches import NextBatch
+from nn.launches import LossRing
+from nn.launches import Place as BatchPlace
 from nn.operations import FORWARD
 from nn.step import bind
 from pyrt.driver.cpu import CpuDriver
@@ -88,22 +89,31 @@ def test_scale_pixels(place, rng, dtype, pixel, scale):
 def test_gather_batch(place, rng, dtype, pixel):
     """More rows than the set has: it is repeated."""
     images, labels = rng.integers(0, 256, (9, 31)).astype(pixel), rng.integers(0, 9, 9).astype(np.int32)
-    order, first = rng.integers(0, 9, 20).astype(np.int32), np.array([4], np.int32)
+    order, at = rng.integers(0, 9, 20).astype(np.int32), place.array(np.array([4, 0], np.int32))
     X, y = place.array(np.full((13, 31), np.nan, dtype)), place.array(np.full(13, -1, np.int32))
-    arrays = [place.array(array) for array in (images, labels, order, first)]
-    operation = operations.gather_batch(*arrays, X, y, 255.0)
+    arrays = [place.array(array) for array in (images, labels, order)]
+    operation = operations.gather_batch(*arrays, BatchPlace(at, 13, 15), X, y, 255.0)
     place.run(operation)
     close(X, images[order[4:17]] / np.float64(255))
     assert np.array_equal(y.to_host(), labels[order[4:17]])
-    assert operation.bytes == 13 * (31 * images.itemsize + 4 + 4 + 4) + 4 + X.nbytes
+    assert at.to_host().tolist() == [2, 0]
+    assert operation.bytes == 13 * (31 * images.itemsize + 4 + 4 + 4) + 2 * 8 + X.nbytes
 
 
-def test_next_batch(place, dtype):
-    ring, state = place.array(np.zeros(3, dtype)), place.array(np.array([5, 2], np.int32))
-    operation = operations.next_batch(NextBatch(place.array(np.array([0.5], dtype)), ring, state, 4, 7))
+def test_skip_batch(place, dtype):
+    at = place.array(np.array([5, 0], np.int32))
+    operation = operations.skip_batch(BatchPlace(at, 4, 7))
     place.run(operation)
-    assert (ring.to_host().tolist(), state.to_host().tolist()) == ([0, 0, 0.5], [2, 0])
-    assert operation.bytes == 2 * dtype.itemsize + 2 * 8
+    assert at.to_host().tolist() == [2, 0]
+    assert operation.bytes == 2 * 8
+
+
+def test_keep_loss(place, dtype):
+    losses, at = place.array(np.zeros(3, dtype)), place.array(np.array([2], np.int32))
+    operation = operations.keep_loss(LossRing(place.array(np.array([0.5], dtype)), losses, at))
+    place.run(operation)
+    assert (losses.to_host().tolist(), at.to_host().tolist()) == ([0, 0, 0.5], [0])
+    assert operation.bytes == 2 * dtype.itemsize + 2 * 4
 
 
 ACTIVATIONS = {

@@ -237,5 +237,11 @@ def test_a_rank_without_samples_offers_zeros_for_every_bucket():
             offered.append((bucket, float(np.abs(model.gradients.flat.to_host()).max())))
 
     model.gradients.flat.set(np.full(model.gradients.flat.shape, np.nan))
-    EmptyStep(model.gradients, 2, model.streams, Phases(0.0), Exchange()).run()
+    skipped = []
+
+    def skip():
+        skipped.append("batch")
+
+    EmptyStep(model.gradients, 2, model.streams, Phases(0.0), Exchange(), skip).run()
+    assert skipped == ["batch"]
     assert offered == [(0, 0.0), (1, 0.0)]

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from nn import operations, streamed
+from nn import streamed
 from nn.ahead import Deferred, Worker
 from nn.batches import Schedule
 from nn.feed import Feed
-from nn.launches import NextBatch
 from nn.operations import Operation
 from nn.plan import share
 from nn.resident import Resident
@@ -81,16 +80,16 @@ def place(request):
     return Place(request.getfixturevalue("driver"), request.getfixturevalue("kernels"))
 
 
-def batches_of(way, place, schedule, job, state, rows):
+def batches_of(way, place, schedule, job, rows):
     phases = Phases(0.0)
     if way == "resident":
         used = (IMAGES[: schedule.used], LABELS[: schedule.used])
-        arguments = (*used, schedule, state, rows, [place.helper(), place.helper()])
+        arguments = (*used, schedule, rows, [place.helper(), place.helper()])
         return Resident(place.driver, place.streams, phases.phase, *arguments)
     helpers = [place.helper() for _ in range(3)]
     chunk = rows * int(way.split()[1])
     feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
-    return Streamed(feed, schedule, job, state, rows, [place.helper(), place.helper()])
+    return Streamed(feed, schedule, job, rows, [place.helper(), place.helper()])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -101,33 +100,27 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
     """Over several epochs; a rank its own part, which may be empty."""
     schedule = Schedule(17, samples, batch, 4, shuffle, 5)
     rows = -(-batch // ranks)
-    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
-    batches = batches_of(way, place, schedule, FakeJob(ranks, rank), state, rows)
+    batches = batches_of(way, place, schedule, FakeJob(ranks, rank), rows)
     X = DeviceArray.empty(place.driver, (rows, 3), dtype)
-    at = 0
     batches.start()
     for step in range(schedule.steps):
         mine = schedule.rows(step)
         start, stop = share(len(mine), ranks, rank)
         source = batches.source(start)
         batches.begin(step)
-        if stop > start:
-            place.run(source.scaled(X.rows(0, stop - start), 1.0))
+        place.run(source.scaled(X.rows(0, stop - start), 1.0) if stop > start else batches.skip())
         batches.end(step)
         batches.ahead(step)
         seen = X.rows(0, stop - start).to_host().astype(int), source.labels.rows(0, stop - start).to_host()
         assert np.array_equal(seen[0], IMAGES[mine[start:stop]])
         assert np.array_equal(seen[1], LABELS[mine[start:stop]])
-        at = (at + batches.advance) % batches.places
-        state.set(np.array([at], np.int32))
     batches.close()
 
 
 @pytest.mark.parametrize(("samples", "batch", "epochs"), [(24, 3, 2), (20, 3, 3), (9, 3, 5), (3, 3, 1)])
 def test_helpers_are_given_chunks_and_not_batches(samples, batch, epochs):
     place, schedule = Place(CpuDriver(), None), Schedule(20, samples, batch, epochs, True, 5)
-    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
-    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), state, 3)
+    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), 3)
     given = []
     for number, helper in enumerate(batches._feed.helpers):
         start = helper.start
@@ -147,8 +140,7 @@ def test_the_next_chunk_is_sent_with_the_first_step_of_one(monkeypatch):
     sent = []
     monkeypatch.setattr(streamed.Feed, "send", lambda feed, chunk: sent.append(chunk))
     place, schedule = Place(CpuDriver(), None), Schedule(20, 20, 2, 2, True, 5)
-    state = DeviceArray.from_host(place.driver, np.zeros(1, np.int32))
-    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), state, 2)
+    batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), 2)
     batches.start()
     after = []
     for step in range(schedule.steps):
@@ -177,22 +169,18 @@ def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
 
     place, schedule = Place(driver, Kernels(library, np.float32)), Schedule(17, 20, 7, 6, True, 5)
     (tmp_path / "late.cu").write_text(LATE)
-    state = DeviceArray.from_host(driver, np.zeros(2, np.int32))
-    loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
-    batches = batches_of(way, place, schedule, FakeJob(1, 0), state.rows(0, 1), 7)
+    batches = batches_of(way, place, schedule, FakeJob(1, 0), 7)
     X = [DeviceArray.empty(driver, (schedule.size(step), 3), np.float32) for step in range(schedule.steps)]
     late = KernelLibrary(driver, [tmp_path], str(tmp_path / "cache")).kernel("late", "late")
     count = DeviceArray.from_host(driver, np.zeros(1, np.int32))
     late = late.bind((1,), (1,), 3_000_000, count)
     late_stream = getattr(place.streams, behind)
     late(late_stream)
-    move_on = operations.next_batch(NextBatch(loss, ring, state, batches.advance, batches.places))
     batches.start()
     for step in range(schedule.steps):
         batches.begin(step)
         late(late_stream)
         place.run(batches.source(0).scaled(X[step], 1.0))
-        place.run(move_on)
         batches.end(step)
         batches.ahead(step)
     batches.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nn import plan
-from nn.launches import NextBatch
+from nn.launches import LossRing
 from nn.network import Network
 from nn.plan import gradient_layout, panels
 from nn.tensor_cores import Terms
@@ -28,10 +28,10 @@ def random(rng):
     return {name: rng.normal(0, 1, shape) for name, shape in NETWORK.shapes.items()}
 
 
-def end_of(driver, dtype):
-    """A step whose loss is 0.5: the first of a ring of 3."""
-    loss, ring = (DeviceArray.from_host(driver, np.full(size, 0.5 * (size == 1), dtype)) for size in (1, 3))
-    return NextBatch(loss, ring, DeviceArray.from_host(driver, np.zeros(2, np.int32)), 4, 12)
+def ring_of(driver, dtype):
+    """For a step whose loss is 0.5: the first of three."""
+    loss, losses = (DeviceArray.from_host(driver, np.full(size, 0.5 * (size == 1), dtype)) for size in (1, 3))
+    return LossRing(loss, losses, DeviceArray.from_host(driver, np.zeros(1, np.int32)))
 
 
 def descend(start, gradients, momentum):
@@ -68,7 +68,7 @@ def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
         momentum,
         REG,
         kernels,
-        end_of(driver, dtype.name),
+        ring_of(driver, dtype.name),
     )
     cuts = panels(NETWORK, device_gradients.layout)
     assert len(cuts) == 3 or panel_bytes == 100
@@ -91,7 +91,7 @@ def test_padding_stays_zero():
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
     gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
     parameters.set(random(np.random.default_rng(0)))
-    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None, end_of(driver, "float32"))
+    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None, ring_of(driver, "float32"))
     for panel in panels(NETWORK, gradients.layout):
         update.bind(panel.bucket)(None)
     padding = np.ones(parameters.layout.size, bool)
@@ -108,8 +108,8 @@ def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
     gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
     velocity = Arena(driver, parameters.layout) if momentum else None
-    terms, end = {1: Terms.empty(driver, 3, 7, 13)}, end_of(driver, "float32")
-    update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, end, terms)
+    terms, ring = {1: Terms.empty(driver, 3, 7, 13)}, ring_of(driver, "float32")
+    update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, ring, terms)
     buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
     whole = update.operation(*buckets)
     size = sum(min(stop, parameters.layout.size) - start for start, stop in buckets)
@@ -130,15 +130,15 @@ def test_one_update_ends_the_step(place, dtype, buckets):
     """It may have no parameters."""
     driver, kernels = place
     parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
-    gradients, end = Arena(driver, gradient_layout(NETWORK, dtype.name)), end_of(driver, dtype.name)
+    gradients, ring = Arena(driver, gradient_layout(NETWORK, dtype.name)), ring_of(driver, dtype.name)
     parameters.set(random(np.random.default_rng(0)))
     gradients.set({**random(np.random.default_rng(1)), "loss": np.ones(1)})
     before = parameters.to_host()
-    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, kernels, end)
+    update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, kernels, ring)
     cuts = [panel.bucket for panel in panels(NETWORK, gradients.layout)][:buckets]
     update.bind(*cuts, ends_step=True)(driver.create_stream())
     driver.synchronize()
-    assert (end.losses.to_host().tolist(), end.state.to_host().tolist()) == ([0.5, 0, 0], [4, 1])
+    assert (ring.losses.to_host().tolist(), ring.place.to_host().tolist()) == ([0.5, 0, 0], [1])
     after = parameters.to_host()
     assert [not np.array_equal(after[f"W{layer}"], before[f"W{layer}"]) for layer in (3, 2, 1)] == [
         index < buckets for index in range(3)
