@@ -20,10 +20,10 @@ MOST = 8
 """Steps in the largest graph: a launch for each eighth step costs next to nothing."""
 
 _TIMED_FIRST = 5
-_TIMED_EVERY = 31
-"""Steps 1 to 4 (step 0 warms up), and then every 31st are replayed from graphs that hold events, to time the
-phases. These take longer; as many of them as here cost a run less than 2%. A prime: it meets full and short
-batches alike."""
+_TIMED_EVERY = 127
+"""Steps 1 to 4 (step 0 warms up), and then every 127th are replayed from graphs that hold events, to time the
+phases. These take longer, by 70 us where a step takes 52: so many of them cost a run 1%. A prime: it meets
+full and short batches alike."""
 
 
 class Run(NamedTuple):

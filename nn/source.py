@@ -41,7 +41,7 @@ class Gathered:
     def scaled(self, X: DeviceArray, scale: float) -> Operation:
         """X = images / scale; ``labels`` get their labels.
 
-        It overtakes the end of the step before: nothing in a step, or in an exchange, writes what it reads.
+        It overtakes the end of the step before, which writes none of what it reads, and overtakes nothing.
         """
         labels = self.labels.rows(0, X.shape[0])
         return operations.gather_batch(

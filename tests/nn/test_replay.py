@@ -54,11 +54,12 @@ class TestRuns:
             assert passed == (epoch + 1) * batches.batches
 
     def test_they_are_as_long_as_may_be(self):
-        first, second, *_ = all_runs(schedule(203, 10))
+        first, second, *_, seventh = all_runs(schedule(203, 10, epochs=7))
         assert [steps for _, steps, _ in first] == [1, 1, 1, 1, 1, 8, 4, 2, 1, 1]
-        assert [steps for _, steps, _ in second] == [8, 2, 1, 8, 1, 1]
+        assert [steps for _, steps, _ in second] == [8, 8, 4, 1]
+        assert [steps for _, steps, _ in seventh] == [1, 1, 8, 8, 2, 1]
         printing = all_runs(schedule(200, 10), ends=[6])[1]
-        assert [steps for _, steps, _ in printing] == [4, 4, 2, 1, 1, 4, 4]
+        assert [steps for _, steps, _ in printing] == [4, 4, 2, 4, 2, 4]
 
     def test_without_graphs_each_step_is_one(self):
         assert all_runs(schedule(30, 10, 2), 1, (), False) == [
@@ -68,7 +69,7 @@ class TestRuns:
 
     def test_few_steps_are_timed_and_short_ones_among_them(self):
         timed = [step for step in range(3000) if is_timed(step, 3000)]
-        assert timed[:5] == [1, 2, 3, 4, 31] and len(timed) < 3000 / 30 + 5
+        assert timed[:5] == [1, 2, 3, 4, 127] and len(timed) < 3000 / 120 + 5
         for batches in range(1, 20):
             assert {step % batches for step in timed} == set(range(batches))
         assert is_timed(0, 1)

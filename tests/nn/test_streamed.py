@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from nn import streamed
+from nn import operations, streamed
 from nn.ahead import Deferred, Worker
 from nn.batches import Schedule
 from nn.feed import Feed
+from nn.launches import LossRing
 from nn.operations import Operation
 from nn.plan import share
 from nn.resident import Resident
@@ -175,12 +176,15 @@ def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
     count = DeviceArray.from_host(driver, np.zeros(1, np.int32))
     late = late.bind((1,), (1,), 3_000_000, count)
     late_stream = getattr(place.streams, behind)
+    loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
+    end = operations.keep_loss(LossRing(loss, ring, DeviceArray.from_host(driver, np.zeros(1, np.int32))))
     late(late_stream)
     batches.start()
     for step in range(schedule.steps):
         batches.begin(step)
         late(late_stream)
         place.run(batches.source(0).scaled(X[step], 1.0))
+        place.run(end)
         batches.end(step)
         batches.ahead(step)
     batches.close()
