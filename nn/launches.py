@@ -20,6 +20,7 @@ from nn.narrow_head import NarrowHead, narrow_head_fits
 from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, require_shape
 from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32
 from pyrt.driver import Driver
+from pyrt.exchange.peer import Peers
 from pyrt.kernels import Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
@@ -294,6 +295,39 @@ class Kernels:
             self._on_device(b"".join(stretch.packed() for stretch in stretches)),
             *(rate, momentum, decay, gradients, velocity, parameters),
             self._on_device(ring.packed()) if ring is not None else None,
+        )
+
+    def sum_update_spread(
+        self,
+        peers: Peers,
+        parameters: DeviceArray,
+        gradients: DeviceArray,
+        velocity: DeviceArray | None,
+        stretches: Sequence[Stretch],
+        rate: float,
+        momentum: float,
+        decay: float,
+        ring: LossRing | None,
+    ) -> Launch:
+        """As `sgd`, after the sum over all peers, and everywhere; a stretch begins each of their buckets."""
+        packed_buckets = (
+            stretch.packed()
+            + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
+            for stretch, share in zip(stretches, peers.shares, strict=True)
+        )
+        kernel = self.library.kernel("peer", "sum_update_spread", REAL=self.real, RANKS=peers.ranks)
+        pointers = (mailbox.pointer for mailbox in peers.mailboxes)
+        packed = struct.pack(
+            f"{peers.ranks}P3i4xP", *pointers, peers.rank, peers.shard, len(peers.shares), peers.given_up
+        )
+        return kernel.bind(
+            (peers.turns.size,),
+            (peers.threads,),
+            self._on_device(packed),
+            self._on_device(b"".join(packed_buckets)),
+            *(rate, momentum, decay, gradients, velocity, parameters),
+            self._on_device(ring.packed()) if ring is not None else None,
+            peers.turns,
         )
 
     def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:

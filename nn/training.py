@@ -226,6 +226,7 @@ class Training:
                         self._check(step, loss, console)
                         log.add(step, loss)
                     bar.update(run.steps)
+        self._exchange.close()
         return log.epochs
 
     def _waits(self, stop: int, validation: Evaluator | None) -> bool:

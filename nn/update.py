@@ -13,6 +13,7 @@ from nn.operations import STEP, Compute, Operation, keep_loss
 from nn.patterns import merged
 from nn.tensor_cores import Terms
 from pyrt.exchange import Bucket, QueueWork
+from pyrt.exchange.peer import Peers
 from pyrt.kernels import Launch
 from pyrt.memory import Arena, DeviceArray
 
@@ -57,6 +58,21 @@ class SgdUpdate:
             return operation.on_device(self._kernels)
         compute = operation.in_numpy()
         return lambda stream: compute()
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        """The update of the peers' buckets by the ranks that own their shards, for all; the step ends."""
+        assert self._kernels is not None, "peers have kernels"
+        return self._kernels.sum_update_spread(
+            peers,
+            self._parameters.flat,
+            self._gradients.flat,
+            self._velocity.flat if self._velocity is not None else None,
+            [self._stretch(*share.bucket) for share in peers.shares],
+            self._rate,
+            self._momentum,
+            self._reg,
+            self._ring,
+        )
 
     def operation(self, *buckets: Bucket, ends_step: bool = False) -> Operation:
         """The same as an operation of a step."""

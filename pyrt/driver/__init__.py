@@ -58,6 +58,10 @@ class Driver(Protocol):
         What the host writes to ``write_only`` memory passes its caches by, where a device has such.
         """
 
+    def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
+        """Memory of zeros that the host and kernels use at the same time, as uint8 (nbytes,), and the pointer
+        for kernels; kept until ``close``."""
+
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Device memory as a NumPy array without a copy; only where ``has_kernels`` is false."""
 

@@ -59,6 +59,9 @@ class CpuDriver:
     def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
 
+    def allocate_mapped(self, nbytes: int) -> NoReturn:
+        raise RuntimeError("the cpu device has no kernels that share memory with the host")
+
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape)) * dtype.itemsize
         memory = memoryview((ctypes.c_char * nbytes).from_address(pointer))

@@ -154,6 +154,11 @@ class CudaDriver:
         self._pinned.append(block.base)
         return block[:nbytes]
 
+    def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
+        block = self.allocate_pinned(nbytes)
+        block[:] = 0
+        return block, int(block.ctypes.data)  # unified addressing: one pointer for both
+
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
 

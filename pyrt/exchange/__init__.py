@@ -4,6 +4,7 @@
 ``local``      one rank: nothing to sum
 ``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
 ``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
+``peer``       one node: a kernel sums, updates and spreads over the memory of all its GPUs
 ============== ======================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyrt.driver import Driver, StreamHandle
 from pyrt.job import Job
@@ -25,7 +26,10 @@ from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
-CHOICES = ("host", "blocking")
+if TYPE_CHECKING:
+    from pyrt.exchange.peer import Peers
+
+CHOICES = ("host", "blocking", "peer")
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -46,6 +50,10 @@ class Update(Protocol):
         One of an exchange's ends each step: it is queued last, when all sums are there. It may have no
         buckets.
         """
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        """What queues, on a stream: the sum of all buckets over the peers, the update of the shard that this
+        rank owns, the spread of all shards, and the end of the step."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,19 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """All buckets are ready: what is queued on the compute stream from here on sees new parameters."""
 
+    def close(self) -> None:
+        """Collective, after the last step: what was taken for the exchange is given back."""
+
 
 def create(name: str, setting: Setting) -> Exchange:
     """The exchange of that name; ``local`` whatever the name where there is one rank."""
     from pyrt.exchange.blocking import BlockingExchange
     from pyrt.exchange.host import HostExchange
     from pyrt.exchange.local import LocalExchange
+    from pyrt.exchange.peer import PeerExchange
 
     if setting.job.size == 1:
         return LocalExchange(setting)
+    if name == "peer":
+        return PeerExchange(setting)
     return HostExchange(setting) if name == "host" else BlockingExchange(setting)

@@ -36,6 +36,9 @@ class BlockingExchange:
     def ready(self, bucket: int) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def finish(self) -> None:
         compute = self._streams.compute
         with self._down:

@@ -66,6 +66,9 @@ class HostExchange:
         self._queued += 1
         self._advance(wait=False)
 
+    def close(self) -> None:
+        pass
+
     def finish(self) -> None:
         self._phases.barrier()
         self._advance(wait=True)

@@ -14,6 +14,7 @@ from pyrt import exchange
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange import Bucket, QueueWork, Setting
+from pyrt.exchange.peer import Peers
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
@@ -52,6 +53,14 @@ class Rates:
 
     def _end(self) -> None:
         self.steps += 1
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        kernels = Kernels(KernelLibrary(self.driver), self.gradients.dtype)
+        stretches = [Stretch(start, stop - start, 0) for start, stop in (s.bucket for s in peers.shares)]
+        work = kernels.sum_update_spread(
+            peers, self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0, None
+        )
+        return lambda stream: (work(stream), self._end())
 
     def _bind(self, start: int, stop: int) -> QueueWork:
         if self.driver.has_kernels:

@@ -99,6 +99,11 @@ class EmulatedDriver:
         self._require_no_capture("allocate_pinned")
         return np.empty(nbytes, np.uint8)
 
+    def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
+        pointer = self.allocate(nbytes)
+        self._runtime.fill(pointer, 0, nbytes)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer)), pointer
+
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
 

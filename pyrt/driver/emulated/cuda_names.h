@@ -310,6 +310,18 @@ __forceinline__ float __uint_as_float(unsigned bits)
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+__forceinline__ long long __double_as_longlong(double x)
+{
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+__forceinline__ double __longlong_as_double(long long bits)
+{
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 __forceinline__ int __float_as_int(float x) { return __float_as_uint(x); }
 __forceinline__ float __int_as_float(int bits) { return __uint_as_float(bits); }
 

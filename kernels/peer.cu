@@ -1,0 +1,203 @@
+// Gradients summed, parameters updated and spread over ranks that reach each other's memory, in one kernel.
+// constants: REAL=float|double RANKS=2|3|4|8
+//
+// The parameters are cut into a shard for each rank. Each rank sends its gradients of a shard to the shard's
+// owner; the owner adds them up in the order of the ranks, descends, and sends the new parameters to all.
+// Nobody waits for anybody but by looking for the numbers themselves (peer.cuh): 2 (p - 1) / p of the
+// gradients' bytes out and in for each of p ranks, and two crossings of the link in all.
+
+#include "peer.cuh"
+
+const int TURNS = 3;
+
+// A bucket. As packed by nn/launches.py.
+struct Bucket {
+    Stretch stretch;
+    int size;   // the stretch, and behind it what is summed only
+    int share;  // fours in a shard of it
+    int first;  // where these begin in a shard of all buckets
+};
+
+// Memory of each rank that the others write: for each of three turns, from each rank a shard of gradients, and
+// a shard of parameters from each. A step takes one turn: what it sends finds its place cleared by the receiver
+// in the step before last, and the sender has seen numbers of the last one since. As packed by nn/launches.py.
+struct Peers {
+    real *mailbox[RANKS];
+    int rank;
+    int shard;  // fours in a shard of all buckets
+    int buckets;
+    const int *given_up;  // in the host's memory: not 0 when a rank is gone
+};
+
+// The place in a mailbox of a four of what `rank` sends: gradients (0) or parameters (1).
+__device__ inline real *mail(const Peers &peers, int receiver, int turn, int what, int sender, int four)
+{
+    const offset row = (offset)(2 * turn + what) * RANKS + sender;
+    return peers.mailbox[receiver] + (row * peers.shard + four) * WIDTH;
+}
+
+// A four of a bucket: which of its numbers belong to the bucket, and where they lie.
+struct Place {
+    offset at;  // in the flat arrays, a multiple of four
+    int i;      // the first one's number in the bucket, perhaps below 0
+    Part all, parameters, sums;
+};
+
+__device__ inline Part part_of(int i, int from, int to)
+{
+    const int first = max(from - i, 0), last = min(to - i, WIDTH);
+    return {first, max(first, last), first == 0 && last == WIDTH};
+}
+
+__device__ inline Place place_of(const Bucket &bucket, int owner, int four)
+{
+    Place place;
+    place.at = (bucket.stretch.start / WIDTH + (offset)owner * bucket.share + four) * WIDTH;
+    place.i = (int)min((offset)bucket.size, place.at - bucket.stretch.start);
+    place.all = part_of(place.i, 0, bucket.size);
+    place.parameters = part_of(place.i, 0, bucket.stretch.size);
+    place.sums = part_of(place.i, bucket.stretch.size, bucket.size);
+    return place;
+}
+
+struct Arrays {
+    real *gradients, *velocity, *parameters;
+    const LossRing *ring;
+};
+
+// What a rank does with the new numbers of a place: parameters with their terms; sums in place of gradients.
+__device__ inline void take(const Bucket &bucket, const Place &place, const Four &x, const Arrays &arrays)
+{
+    if (place.parameters.from < place.parameters.to)
+        put(bucket.stretch, place.i, place.parameters, x, arrays.parameters + place.at);
+    if (place.sums.from == place.sums.to)
+        return;
+    write(arrays.gradients + place.at, place.sums, x);
+    if (!arrays.ring)
+        return;
+    const offset loss = arrays.ring->loss - arrays.gradients - place.at;
+    if (loss >= place.sums.from && loss < place.sums.to)
+        keep_loss(*arrays.ring);
+}
+
+// Of the bucket in which this four of a shard lies.
+__device__ inline const Bucket &bucket_of(const Bucket *buckets, int count, int four)
+{
+    int b = 0;
+    while (b + 1 < count && four >= buckets[b + 1].first)
+        b++;
+    return buckets[b];
+}
+
+// Each rank begins with another one, so that not all send to the same.
+__device__ inline int neighbour(int me, int next) { return me + next < RANKS ? me + next : me + next - RANKS; }
+
+// To the owner of each shard, this rank's gradients of it.
+__device__ inline void send_gradients(const Peers &peers, int turn, int four, const Bucket &bucket,
+                                      const real *gradients)
+{
+    Four mine[RANKS - 1];
+#pragma unroll
+    for (int i = 0; i < RANKS - 1; i++) {
+        const Place place = place_of(bucket, neighbour(peers.rank, i + 1), four - bucket.first);
+        mine[i] = read(gradients + place.at, place.all);
+    }
+#pragma unroll
+    for (int i = 0; i < RANKS - 1; i++)
+        send(mail(peers, neighbour(peers.rank, i + 1), turn, 0, peers.rank, four), mine[i]);
+}
+
+// All ranks' gradients of this rank's shard, added up in the order of the ranks; and what they make of the
+// parameters, to all.
+__device__ inline void update_shard(const Peers &peers, int turn, int four, const Bucket &bucket,
+                                    const Descent &descent, const Arrays &arrays)
+{
+    const int me = peers.rank;
+    const Place place = place_of(bucket, me, four - bucket.first);
+    const bool has_parameters = place.parameters.from < place.parameters.to;
+    const Four before = has_parameters ? read(arrays.parameters + place.at, place.parameters) : Four();
+    Four g[RANKS];
+    const real *here[RANKS];
+#pragma unroll
+    for (int rank = 0; rank < RANKS; rank++) {
+        here[rank] = mail(peers, me, turn, 0, rank, four);
+        if (rank == me)
+            g[rank] = read(arrays.gradients + place.at, place.all);
+    }
+    receive(g, here, me, peers.given_up);
+    Four sum = g[0];
+#pragma unroll
+    for (int rank = 1; rank < RANKS; rank++)
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++)
+            sum.of[j] += g[rank].of[j];
+    Four x = sum;
+    if (has_parameters) {
+        const Four p = descend(descent, bucket.stretch, place.i, place.parameters, sum, before,
+                               arrays.velocity ? arrays.velocity + place.at : nullptr);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++)
+            if (j < place.parameters.to)
+                x.of[j] = p.of[j];
+    }
+#pragma unroll
+    for (int i = 1; i < RANKS; i++)
+        send(mail(peers, neighbour(me, i), turn, 1, me, four), x);
+    take(bucket, place, x, arrays);
+}
+
+// The other shards' parameters, from their owners.
+__device__ inline void take_parameters(const Peers &peers, int turn, int four, const Bucket &bucket,
+                                       const Arrays &arrays)
+{
+    Four x[RANKS];
+    const real *here[RANKS];
+#pragma unroll
+    for (int owner = 0; owner < RANKS; owner++)
+        here[owner] = mail(peers, peers.rank, turn, 1, owner, four);
+    receive(x, here, peers.rank, peers.given_up);
+#pragma unroll
+    for (int owner = 0; owner < RANKS; owner++)
+        if (owner != peers.rank)
+            take(bucket, place_of(bucket, owner, four - bucket.first), x[owner], arrays);
+}
+
+// What the step before has read: nothing is there any more.
+__device__ inline void clear(const Peers &peers, int turn, int four)
+{
+    Four nothing;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++)
+        nothing.of[j] = missing(real());
+#pragma unroll
+    for (int i = 1; i < RANKS; i++)
+        for (int what = 0; what < 2; what++)
+            store(mail(peers, peers.rank, turn, what, neighbour(peers.rank, i), four), nothing);
+}
+
+// Blocks of one dimension, of which all must run at once; `turns` has a number for each, 0 at first, and ranks
+// launch it with the same grid. No shared memory.
+extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Bucket *buckets, real rate,
+                                             real momentum, real decay, real *gradients, real *velocity,
+                                             real *parameters, const LossRing *ring, int *turns)
+{
+    begin_beside_kernel_before(false);
+    const Peers &peers = *given_peers;  // no kernel writes these
+    const int turn = turns[blockIdx.x], cleared = turn == 0 ? TURNS - 1 : turn - 1;
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    const Descent descent = {rate, momentum, decay};
+    const Arrays arrays = {gradients, velocity, parameters, ring};
+    wait_for_kernel_before();
+
+    for (int four = first; four < peers.shard; four += step)
+        send_gradients(peers, turn, four, bucket_of(buckets, peers.buckets, four), gradients);
+    for (int four = first; four < peers.shard; four += step)
+        update_shard(peers, turn, four, bucket_of(buckets, peers.buckets, four), descent, arrays);
+    for (int four = first; four < peers.shard; four += step) {
+        take_parameters(peers, turn, four, bucket_of(buckets, peers.buckets, four), arrays);
+        clear(peers, cleared, four);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        turns[blockIdx.x] = turn + 1 < TURNS ? turn + 1 : 0;
+}

@@ -1,0 +1,99 @@
+// Numbers that one GPU writes into another's memory, and that arrive without a flag: their place holds
+// `missing` until they do. Each word is looked at by itself, so nothing rests on how many bytes arrive
+// together, and no fence is needed: the number is the news.
+#pragma once
+
+#include "sgd.cuh"
+
+// What no number in flight looks like: a NaN of all ones. One that does is sent as another NaN.
+__device__ inline bool is_missing(float x) { return __float_as_uint(x) == 0xffffffffu; }
+__device__ inline bool is_missing(double x) { return __double_as_longlong(x) == -1; }
+__device__ inline float missing(float) { return __uint_as_float(0xffffffffu); }
+__device__ inline double missing(double) { return __longlong_as_double(-1); }
+
+__device__ inline bool is_missing(const Four &x)
+{
+    return is_missing(x.of[0]) || is_missing(x.of[1]) || is_missing(x.of[2]) || is_missing(x.of[3]);
+}
+
+#if defined(PYRT_EMULATED)
+template <int SIZE> struct WordOf { typedef unsigned type; };
+template <> struct WordOf<8> { typedef unsigned long long type; };
+typedef WordOf<sizeof(real)>::type Word;  // as many bits as a number
+#endif
+
+// Four numbers as they are, `missing` ones too.
+__device__ inline void store(real *there, const Four &x)
+{
+#if defined(PYRT_EMULATED)
+    for (int j = 0; j < WIDTH; j++)
+        emulated::store_release((Word *)there + j, ((const Word *)x.of)[j]);
+#else
+    const unsigned *word = (const unsigned *)x.of;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(Four) / 16; i++)
+        asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((char *)there + 16 * i),
+                     "r"(word[4 * i]), "r"(word[4 * i + 1]), "r"(word[4 * i + 2]), "r"(word[4 * i + 3])
+                     : "memory");
+#endif
+}
+
+__device__ inline void send(real *there, Four x)
+{
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++)
+        if (is_missing(x.of[j]))
+            x.of[j] = (real)__uint_as_float(0x7fffffffu);
+    store(there, x);
+}
+
+__device__ inline Four look(const real *here)
+{
+    Four x;
+#if defined(PYRT_EMULATED)
+    for (int j = 0; j < WIDTH; j++)
+        ((Word *)x.of)[j] = emulated::load_acquire((const Word *)here + j);
+#else
+    unsigned *word = (unsigned *)x.of;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(Four) / 16; i++)
+        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[4 * i]), "=r"(word[4 * i + 1]), "=r"(word[4 * i + 2]), "=r"(word[4 * i + 3])
+                     : "l"((const char *)here + 16 * i) : "memory");
+#endif
+    return x;
+}
+
+__device__ inline int look_at_flag(const int *flag)
+{
+#if defined(PYRT_EMULATED)
+    return emulated::load_acquire(flag);
+#else
+    int value;
+    asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+#endif
+}
+
+const int PATIENCE = 4096;  // looks between two at `given_up`, which lies in the host's memory
+
+// Waits until all of these fours are there, but that of `me`. Where the host has given up, since their sender
+// is gone, what comes back is missing; nothing of it is used.
+template <int COUNT>
+__device__ inline void receive(Four (&x)[COUNT], const real *const (&here)[COUNT], int me,
+                               const int *given_up)
+{
+    bool waits = true;
+    for (int looks = 1; waits; looks++) {
+        waits = false;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (i != me && (looks == 1 || is_missing(x[i])))
+                x[i] = look(here[i]);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            waits |= i != me && is_missing(x[i]);
+        if (looks % PATIENCE == 0 && look_at_flag(given_up))
+            return;
+    }
+}

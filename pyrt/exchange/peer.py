@@ -1,0 +1,148 @@
+"""Over peer memory, by the ranks of one node: sum, update and spread in one kernel (kernels/peer.cu).
+
+    compute   | last product of rank 0 | sum, update, spread | next step
+    compute   | last product of rank 1 |      sum, update, spread | next step
+
+Each rank owns a shard of the parameters. Ranks write into each other's memory, and wait for nothing but the
+numbers themselves; the host has no part in it, so that a graph holds whole steps. A rank that is late is
+waited for; when one is gone, the others' watchdogs end them (pyrt/watchdog.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyrt.errors import UserError
+from pyrt.exchange import Bucket, Setting
+from pyrt.memory import DeviceArray
+from pyrt.watchdog import Watchdog
+
+FOUR = 4
+"""Numbers that are sent together: a shard is made of whole fours."""
+
+TURNS = 3
+"""Mailboxes that steps take in turn: one in use, one being cleared, one that is clear (see peer.cu)."""
+
+_MOST_THREADS = 512  # of a block: with up to 127 registers each they fit a multiprocessor
+
+
+@dataclass(frozen=True)
+class Share:
+    """What each rank's shard has of a bucket: ``fours``, from number ``first`` of the shard on."""
+
+    bucket: Bucket
+    fours: int
+    first: int
+
+
+def shares(buckets: Sequence[Bucket], ranks: int) -> list[Share]:
+    """The buckets cut into a shard for each rank, at multiples of four elements of the flat buffer.
+
+    The last ranks' shards may go on past the end of a bucket.
+    """
+    result, first = [], 0
+    for bucket in buckets:
+        fours = -(-bucket.stop // FOUR) - bucket.start // FOUR
+        result.append(Share(bucket, -(-fours // ranks), first))
+        first += result[-1].fours
+    return result
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What the kernel needs to know of the ranks of a node."""
+
+    rank: int
+    mailboxes: Sequence[DeviceArray]
+    """Of each rank: (TURNS, gradients and parameters, senders, shard, FOUR), flat."""
+    shares: Sequence[Share]
+    turns: DeviceArray
+    """(blocks,) int32, the turn that each block takes next."""
+    given_up: int
+    """Pointer to an int32 in the host's memory: not 0 when a rank is gone."""
+    threads: int
+    """Of each block."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.mailboxes)
+
+    @property
+    def shard(self) -> int:
+        """Fours in a shard of all buckets."""
+        return sum(share.fours for share in self.shares)
+
+
+class PeerExchange:
+    """Queues one kernel once all buckets are ready."""
+
+    name = "peer"
+    on_device = True
+
+    def __init__(self, setting: Setting) -> None:
+        """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
+        driver, job = setting.driver, setting.job
+        if job.node.size < job.size:
+            raise UserError("--exchange peer: for the ranks of one node: use hierarchical or host")
+        if not driver.has_kernels:
+            raise UserError("--exchange peer: the CPU has no kernels: use host or blocking")
+        self._driver, self._job, self._compute = driver, job, setting.streams.compute
+        cut = shares(setting.buckets, job.size)
+        shard = sum(share.fours for share in cut)
+        numbers = TURNS * 2 * job.size * shard * FOUR
+        self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+        driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._compute)  # nothing is there
+        driver.synchronize_stream(self._compute)
+        self._mailboxes = self._exchange_handles()
+        mapped, given_up = driver.allocate_mapped(4)
+        self._given_up = mapped.view(np.int32)
+        blocks = max(1, min(driver.multiprocessors, -(-shard // 32)))
+        peers = Peers(
+            job.rank,
+            self._mailboxes,
+            cut,
+            DeviceArray.from_host(driver, np.zeros(blocks, np.int32)),
+            given_up,
+            min(_MOST_THREADS, -(-shard // (32 * blocks)) * 32),
+        )
+        self._phases = setting.phases
+        self._phase = setting.phases.phase("sum, update and spread", self._compute)
+        self._work = setting.update.bind_spread(peers)
+        self._watchdog = Watchdog(job.node, self._give_up)
+
+    def _exchange_handles(self) -> list[DeviceArray]:
+        """The mailbox of each rank, in this process."""
+        handles = self._job.node.allgather(self._mailbox.export())
+        shape, dtype = self._mailbox.shape, self._mailbox.dtype
+        with self._job.together():
+            return [
+                self._mailbox
+                if rank == self._job.rank
+                else DeviceArray.imported(self._driver, handle, shape, dtype)
+                for rank, handle in enumerate(handles)
+            ]
+
+    def _give_up(self) -> None:
+        self._given_up[0] = 1
+
+    def ready(self, bucket: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._phases.barrier()
+        with self._phase:
+            self._work(self._compute)
+
+    def close(self) -> None:
+        """Collective, after the last step."""
+        self._driver.synchronize_stream(self._compute)
+        self._watchdog.close()
+        for rank, mailbox in enumerate(self._mailboxes):
+            if rank != self._job.rank:
+                self._driver.release_memory(mailbox.pointer)
+        self._mailboxes = []
+        self._job.wait_for_all()  # nobody uses this rank's mailbox any more
+        self._driver.free(self._mailbox.pointer)

@@ -1,0 +1,97 @@
+"""Notices when another rank of this node is gone, and ends this one.
+
+A rank that waits for another in a kernel, or in MPI, would wait for ever. So the ranks of a node keep
+connections to each other: the system closes those of a process that ends, however it ends, and of no other;
+one that is slow, or stopped, keeps its own. A thread waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_BYE = b"."  # what a rank sends before it leaves in good order
+_TOKEN_BYTES = 16
+_LAST_WORK = 1.0
+"""Seconds in which kernels that were told to give up, and this rank's last words, come to an end."""
+
+
+class Watchdog:
+    """Watches the other ranks of a communicator whose processes are on one machine."""
+
+    def __init__(self, node: MPI.Comm, give_up: Callable[[], None]) -> None:
+        """Collective. When a rank is gone, ``give_up`` is called, and then this process ends with code 1."""
+        self._give_up = give_up
+        self._peers = _connect(node)
+        self._rank = node.rank
+        self._wake, wakened = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, args=(wakened,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no more, and let the others know that this rank leaves in good order. Safe to call twice."""
+        if not self._thread.is_alive():
+            return
+        self._wake.send(_BYE)
+        self._thread.join()
+        self._wake.close()
+        for peer in self._peers:
+            with suppress(OSError):  # it left first
+                peer.send(_BYE)
+            peer.close()
+
+    def _watch(self, wakened: socket.socket) -> None:
+        with wakened, selectors.DefaultSelector() as selector:
+            selector.register(wakened, selectors.EVENT_READ)
+            for peer in self._peers:
+                selector.register(peer, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is wakened:
+                        return
+                    if not _left_in_good_order(key.fileobj):
+                        self._end()
+                    selector.unregister(key.fileobj)
+
+    def _end(self) -> None:
+        self._give_up()
+        text = f"{os.path.basename(sys.argv[0])}: rank {self._rank} ends: another rank of its node is gone\n"
+        os.write(2, text.encode())
+        time.sleep(_LAST_WORK)
+        os._exit(1)
+
+
+def _left_in_good_order(peer: object) -> bool:
+    assert isinstance(peer, socket.socket)
+    try:
+        return peer.recv(1) == _BYE
+    except OSError:
+        return False
+
+
+def _connect(node: MPI.Comm) -> list[socket.socket]:
+    """A connection to each other rank: to those before this one, and from those behind it."""
+    token = node.bcast(secrets.token_bytes(_TOKEN_BYTES), 0)
+    with socket.create_server(("127.0.0.1", 0), backlog=node.size) as server:
+        ports = node.allgather(server.getsockname()[1])
+        peers = []
+        for port in ports[: node.rank]:
+            peer = socket.create_connection(("127.0.0.1", port))
+            peer.sendall(token)
+            peers.append(peer)
+        while len(peers) < node.size - 1:
+            peer, _ = server.accept()
+            if peer.recv(_TOKEN_BYTES, socket.MSG_WAITALL) == token:
+                peers.append(peer)
+    return peers
