@@ -1,0 +1,199 @@
+"""Every way to sum gradients, update parameters and spread them, from 4 kB to 64 MB, beside NCCL's sum alone.
+
+    mpirun -n 4 python3 bench/exchange.py [WAY ..]
+
+A step of an exchange is timed as training runs it: one that stays on the device in a graph, by the device's
+clock; the others by the host's, from its first call until the parameters are there. Each is checked first.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tabulate import tabulate
+
+from bench.program import Parser, WrongResult, require_gpu
+from bench.timing import ROUNDS, WARM_UP, StreamClock, Times, together
+from pyrt.errors import UserError
+from pyrt.job import Job, run
+
+if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
+    from pyrt.driver import Driver
+    from pyrt.exchange import Bucket, Exchange, QueueWork
+    from pyrt.exchange.peer import Peers
+    from pyrt.memory import DeviceArray
+
+SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
+"""Bytes of float32; the fourth are all gradients of 784-512-10."""
+
+WAYS = ("blocking", "host", "peer")
+RATE = 2.0**-10
+TIMEOUT = 300
+"""Seconds that NCCL may take for all sizes."""
+
+
+def repetitions(nbytes: int) -> int:
+    """How many steps of so many bytes a graph has: the same on every rank, for a millisecond or so."""
+    return max(2, min(64, round(1e-3 / (10e-6 + nbytes / 100e9))))
+
+
+class PlainUpdate:
+    """p -= RATE g, on all of a flat buffer."""
+
+    def __init__(self, parameters: DeviceArray, gradients: DeviceArray) -> None:
+        from nn.launches import Kernels
+        from pyrt.kernels import KernelLibrary
+
+        self._parameters, self._gradients = parameters, gradients
+        self._kernels = Kernels(KernelLibrary(parameters.driver), parameters.dtype)
+
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        from nn.launches import Stretch
+
+        stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
+        return self._kernels.sgd(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        from nn.launches import Stretch
+
+        stretches = [Stretch(s.bucket.start, s.bucket.stop - s.bucket.start, 0) for s in peers.shares]
+        return self._kernels.sum_update_spread(
+            peers, self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0, None
+        )
+
+
+class Contender:
+    """An exchange of so many bytes, with gradients of this rank's own."""
+
+    def __init__(self, way: str, driver: Driver, job: Job, nbytes: int) -> None:
+        import numpy as np
+
+        from pyrt import exchange
+        from pyrt.exchange import Bucket
+        from pyrt.memory import DeviceArray
+        from pyrt.phases import Phases
+        from pyrt.streams import Streams
+
+        self._driver, self._job, self.nbytes = driver, job, nbytes
+        size, self.streams = nbytes // 4, Streams(driver)
+        self._mine = np.random.default_rng(job.rank).standard_normal(size).astype(np.float32)
+        self._gradients = DeviceArray.from_host(driver, self._mine)
+        self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))
+        update = PlainUpdate(self._parameters, self._gradients)
+        phases = Phases(time.perf_counter())
+        setting = exchange.Setting(
+            driver, self.streams, job, phases, self._gradients, [Bucket(0, size)], update
+        )
+        self.exchange: Exchange = exchange.create(way, setting)
+
+    def step(self, _: Any = None) -> None:
+        """Queue one, or do it."""
+        self.exchange.ready(0)
+        self.exchange.finish()
+
+    def check(self) -> None:
+        """Collective. WrongResult where a step does something else."""
+        import numpy as np
+
+        self.step()
+        self._driver.synchronize()
+        expected = 1 - RATE * self._job.comm.allreduce(self._mine.astype(np.float64))
+        error = np.abs(self._parameters.to_host() - expected).max()
+        with self._job.together():
+            if not error < 1e-6:
+                raise WrongResult(f"{self.exchange.name}, {self.nbytes} bytes: {error:.1e} off")
+        # The sums of sums stay finite.
+        self._gradients.set(np.zeros_like(self._mine) + np.float32(1e-30))
+
+    def seconds(self) -> Iterator[float]:
+        """Of one step, again and again. Collective."""
+        count = repetitions(self.nbytes)
+        if self.exchange.on_device:
+            clock = StreamClock(self._driver, self.streams.compute)
+            work = together(self._driver, self.streams.compute, self.step, count)
+            while True:
+                self._job.comm.barrier()
+                yield clock.seconds(work) / count
+        while True:
+            self._job.comm.barrier()
+            started = time.perf_counter()
+            self.step()
+            self._driver.synchronize()
+            yield time.perf_counter() - started
+
+    def free(self) -> None:
+        """Collective."""
+        self.exchange.close()
+        for array in (self._gradients, self._parameters):
+            self._driver.free(array.pointer)
+
+
+def measure(way: str, driver: Driver, job: Job, nbytes: int) -> Times:
+    """Collective."""
+    contender = Contender(way, driver, job, nbytes)
+    contender.check()
+    seconds = contender.seconds()
+    taken = [next(seconds) for _ in range(WARM_UP + ROUNDS)][WARM_UP:]
+    contender.free()
+    return Times.of(taken)
+
+
+def nccl(job: Job) -> dict[int, Times]:
+    """By bytes; empty, and said so, where it is not there. On rank 0."""
+    program = Path(__file__).parent / "baselines" / "nccl.py"
+    words = [sys.executable, str(program), "--gpus", str(job.size), "--bytes", *map(str, SIZES)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
+    if done.returncode != 0:
+        print(f"NCCL: left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["bytes"]: Times(*(1e6 * seconds for seconds in line["seconds"])) for line in lines}
+
+
+def table(times: dict[str, dict[int, Times]]) -> str:
+    """A row for each size, microseconds and GB/s of each way: bytes of gradients over time."""
+    body = [
+        [nbytes, *(cell for way in times for cell in _cells(times[way].get(nbytes), nbytes))]
+        for nbytes in SIZES
+    ]
+    headers = ["bytes", *(f"{way} {unit}" for way in times for unit in ("us", "GB/s"))]
+    return tabulate(body, headers=headers, floatfmt=".1f", missingval="-")
+
+
+def _cells(times: Times | None, nbytes: int) -> list[float | None]:
+    return [None, None] if times is None else [times.median, nbytes / times.median * 1e-3]
+
+
+def main(job: Job) -> int:
+    with job.together():
+        parser = Parser("exchange.py", __doc__)
+        parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{' or '.join(WAYS)} (default: all)")
+        ways: Sequence[str] = parser.parse_args(sys.argv[1:]).ways or WAYS
+        require_gpu()
+        if job.size == 1:
+            raise UserError("one rank has nothing to sum: mpirun -n 2 python3 bench/exchange.py")
+    from pyrt.devices import open_device
+
+    times: dict[str, dict[int, Times]] = {}
+    with closing(open_device("cuda", job, share_gpus=True).driver) as driver:
+        for way in ways:
+            times[way] = {nbytes: measure(way, driver, job, nbytes) for nbytes in SIZES}
+        name = driver.device_name
+    if job.rank == 0:
+        times["NCCL"] = nccl(job)
+        print(f"\nSum, update and spread over {job.size} x {name}; NCCL: the sum alone")
+        print(table(times), flush=True)
+    job.wait_for_all()
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
