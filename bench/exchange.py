@@ -155,7 +155,7 @@ def nccl(job: Job) -> dict[int, Times]:
     if done.returncode != 0:
         print(f"NCCL: left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["bytes"]: Times(*(1e6 * seconds for seconds in line["seconds"])) for line in lines}
+    return {line["bytes"]: Times(*line["us"]) for line in lines}
 
 
 def table(times: dict[str, dict[int, Times]]) -> str:

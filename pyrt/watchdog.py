@@ -36,7 +36,7 @@ class Watchdog:
         self._peers = _connect(node)
         self._rank = node.rank
         self._wake, wakened = socket.socketpair()
-        self._thread = threading.Thread(target=self._watch, args=(wakened,), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(wakened,), name="watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -139,7 +139,8 @@ def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype:
 
         parameters = trainer.step(gradients[job.rank])
         np.testing.assert_allclose(parameters, expected, **close)
-        np.testing.assert_allclose(trainer.gradients.to_host()[inside], total[inside], **close)
+        if name != "peer":  # the others leave the sums where the gradients were
+            np.testing.assert_allclose(trainer.gradients.to_host()[inside], total[inside], **close)
 
         if not driver.has_kernels:
             assert [(start, stop) for start, stop, _ in trainer.update.seen] == list(buckets)
@@ -151,6 +152,8 @@ def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype:
         bits = parameters.tobytes()
         assert again.step(gradients[job.rank]).tobytes() == bits, "not the same bits twice"
         assert job.comm.bcast(bits) == bits, "not the same parameters on every rank"
+    again.exchange.close()
+    trainer.exchange.close()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

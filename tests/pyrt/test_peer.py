@@ -1,0 +1,107 @@
+"""The exchange over peer memory: late ranks, numbers that are none, many in one process, what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pyrt.driver import Driver
+from pyrt.driver.cpu import CpuDriver
+from pyrt.errors import UserError
+from pyrt.exchange import Bucket
+from pyrt.exchange.peer import FOUR, Share, shares
+from pyrt.job import Job
+from tests.pyrt.test_exchange import BUCKETS, SIZE, Trainer, check, made_gradients
+
+
+def test_shares_cover_the_buckets_at_multiples_of_four():
+    assert shares([Bucket(8, 17), Bucket(3, 8)], 2) == [
+        Share(Bucket(8, 17), 2, 0),
+        Share(Bucket(3, 8), 1, 2),
+    ]
+    for buckets, ranks in itertools.product(BUCKETS.values(), (2, 3, 4, 7)):
+        first = 0
+        for share, bucket in zip(shares(buckets, ranks), buckets, strict=True):
+            assert (share.bucket, share.first) == (bucket, first)
+            begin = bucket.start // FOUR * FOUR
+            assert begin + ranks * share.fours * FOUR >= bucket.stop
+            assert begin + ranks * (share.fours - 1) * FOUR < bucket.stop
+            first += share.fours
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_sums_and_updates(driver: Driver, job: Job) -> None:
+    for (case, buckets), dtype in itertools.product(BUCKETS.items(), ("float32", "float64")):
+        print(case, dtype)
+        check(driver, job, "peer", buckets, np.dtype(dtype))
+
+
+@pytest.mark.parallel([3])
+def test_late_ranks_change_no_bit(driver: Driver, job: Job) -> None:
+    """For two hundred steps, one rank or another sleeps before, or behind, what it queues."""
+    dtype, buckets = np.dtype("f4"), BUCKETS["ragged"]
+    plain, late = (Trainer("peer", driver, job, buckets, dtype) for _ in range(2))
+    choices = random.Random(7)
+    for step in range(200):
+        gradients = made_gradients(step, job.size, dtype)[job.rank] * 1e-3
+        expected = plain.step(gradients)
+        who, where = choices.randrange(4 * job.size), choices.randrange(2)
+        if who == job.rank and where == 0:
+            time.sleep(choices.random() * 0.01)
+        seen = late.step(gradients)
+        if who == job.rank and where == 1:
+            time.sleep(choices.random() * 0.01)
+        assert seen.tobytes() == expected.tobytes(), step
+    plain.exchange.close()
+    late.exchange.close()
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_numbers_that_are_none_arrive(driver: Driver, job: Job, dtype: str) -> None:
+    """One of them looks like a place where nothing has arrived; it is sent as another one."""
+    trainer = Trainer("peer", driver, job, [Bucket(0, 16)], np.dtype(dtype))
+    gradients = np.zeros(SIZE, dtype)
+    gradients[:4] = np.inf, -np.inf, np.nan, 0
+    gradients.view(f"u{gradients.itemsize}")[[4, 9, 15]] = 2 ** (8 * gradients.itemsize) - 1
+    seen = trainer.step(gradients)
+    for place in range(16):
+        assert np.isfinite(seen[place]) == (place not in (0, 1, 2, 4, 9, 15)), place
+    assert (seen[0], seen[1]) == (-np.inf, np.inf)
+    trainer.exchange.close()
+
+
+@pytest.mark.parallel([2])
+def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
+    """Fifty exchanges of changing sizes, one after another, and two at once that close in any order."""
+    before = 0
+    for turn in range(50):
+        buckets = [Bucket(0, 4 + 23 * turn)]
+        first, second = (Trainer("peer", driver, job, buckets, np.dtype("f4")) for _ in range(2))
+        for trainer in (first, second):
+            trainer.step(made_gradients(turn, job.size, np.dtype("f4"))[job.rank])
+        for trainer in (first, second) if turn % 2 else (second, first):
+            trainer.exchange.close()
+        if turn == 9:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_it_needs_kernels_and_one_node(job: Job) -> None:
+    class Two:
+        rank, size = 0, 2
+
+    class One:
+        rank, size = 0, 1
+
+    with pytest.raises(UserError, match="CPU has no kernels: use host or blocking"):
+        Trainer("peer", CpuDriver(), Job(Two(), Two(), "no MPI", cores=1.0), [Bucket(0, 4)], np.dtype("f4"))
+    with pytest.raises(UserError, match="ranks of one node: use"):
+        Trainer("peer", CpuDriver(), Job(Two(), One(), "no MPI", cores=1.0), [Bucket(0, 4)], np.dtype("f4"))

@@ -1,0 +1,124 @@
+"""The watchdog: a rank that is gone is noticed, one that is stopped or that leaves in good order is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 20.0
+
+RANK = """
+import sys, time
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+from pyrt.watchdog import Watchdog
+
+folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), 3
+
+
+class Files:
+    # A communicator through files.
+    calls = 0
+
+    def __init__(self):
+        self.rank, self.size = rank, size
+
+    def allgather(self, mine):
+        self.calls += 1
+        (folder / f"{{self.calls}}.{{rank}}.part").write_text(repr(mine))
+        (folder / f"{{self.calls}}.{{rank}}.part").rename(folder / f"{{self.calls}}.{{rank}}")
+        others = [folder / f"{{self.calls}}.{{other}}" for other in range(size)]
+        while not all(path.exists() for path in others):
+            time.sleep(0.01)
+        return [eval(path.read_text()) for path in others]
+
+    def bcast(self, mine, root):
+        return self.allgather(mine)[root]
+
+
+dog = Watchdog(Files(), lambda: print("told", flush=True))
+print("watching", flush=True)
+assert sys.stdin.readline() == "leave\\n"
+dog.close()
+dog.close()
+print("left", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Ranks:
+    def __init__(self, folder: Path) -> None:
+        script = folder / "rank.py"
+        script.write_text(RANK.format(root=str(Path(__file__).resolve().parents[2])).replace("\\\\n", "\\n"))
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(folder), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(3)
+        ]
+        for rank in range(3):
+            assert self.line(rank) == "watching"
+
+    def line(self, rank: int) -> str:
+        stdout = self.processes[rank].stdout
+        assert stdout is not None
+        return stdout.readline().strip()
+
+    def tell(self, rank: int) -> None:
+        stdin = self.processes[rank].stdin
+        assert stdin is not None
+        stdin.write("leave\n")
+        stdin.flush()
+
+    def end(self, rank: int) -> tuple[int, str]:
+        _, errors = self.processes[rank].communicate(timeout=PATIENCE)
+        return self.processes[rank].returncode, errors
+
+
+@pytest.fixture
+def ranks(tmp_path: Path):
+    started = Ranks(tmp_path)
+    yield started
+    for process in started.processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_rank_ends_the_others(ranks: Ranks) -> None:
+    ranks.processes[1].kill()
+    for rank in (0, 2):
+        assert ranks.line(rank) == "told"
+        code, errors = ranks.end(rank)
+        assert code == 1
+        assert f"rank.py: rank {rank} ends: another rank of its node is gone" in errors
+
+
+def test_a_stopped_rank_is_waited_for(ranks: Ranks) -> None:
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    time.sleep(1)
+    assert [ranks.processes[rank].poll() for rank in (0, 2)] == [None, None]
+    os.kill(ranks.processes[1].pid, signal.SIGCONT)
+    for rank in range(3):
+        ranks.tell(rank)
+        assert ranks.line(rank) == "left"
+
+
+def test_a_rank_that_leaves_in_good_order_ends_nobody(ranks: Ranks) -> None:
+    ranks.tell(0)
+    assert ranks.line(0) == "left"
+    ranks.processes[0].kill()
+    time.sleep(0.5)
+    assert [ranks.processes[rank].poll() for rank in (1, 2)] == [None, None]
+    ranks.processes[1].kill()
+    assert ranks.line(2) == "told"
