@@ -1,4 +1,5 @@
-// Gradients summed, parameters updated and spread over ranks that reach each other's memory, in one kernel.
+// Gradients summed, parameters updated and spread over ranks that reach each other's memory: in one kernel, or
+// in two, with a sum over nodes between them.
 // constants: REAL=float|double RANKS=2|3|4|8
 //
 // The parameters are cut into a shard for each rank. Each rank sends its gradients of a shard to the shard's
@@ -107,33 +108,34 @@ __device__ inline void send_gradients(const Peers &peers, int turn, int four, co
         send(mail(peers, neighbour(peers.rank, i + 1), turn, 0, peers.rank, four), mine[i]);
 }
 
-// All ranks' gradients of this rank's shard, added up in the order of the ranks; and what they make of the
-// parameters, to all.
-__device__ inline void update_shard(const Peers &peers, int turn, int four, const Bucket &bucket,
-                                    const Descent &descent, const Arrays &arrays)
+// All ranks' gradients of this rank's shard, added up in the order of the ranks.
+__device__ inline Four sum_of_shard(const Peers &peers, int turn, int four, const Place &place,
+                                    const real *gradients)
 {
-    const int me = peers.rank;
-    const Place place = place_of(bucket, me, four - bucket.first);
-    const bool has_parameters = place.parameters.from < place.parameters.to;
-    const Four before = has_parameters ? read(arrays.parameters + place.at, place.parameters) : Four();
+    const Four mine = read(gradients + place.at, place.all);
     Four g[RANKS];
     const real *here[RANKS];
 #pragma unroll
     for (int rank = 0; rank < RANKS; rank++) {
-        here[rank] = mail(peers, me, turn, 0, rank, four);
-        if (rank == me)
-            g[rank] = read(arrays.gradients + place.at, place.all);
+        here[rank] = mail(peers, peers.rank, turn, 0, rank, four);
+        g[rank] = mine;  // and what comes takes the others' places
     }
-    receive(g, here, me, peers.given_up);
-    Four sum = g[0];
+    receive(g, here, peers.rank, peers.given_up);
 #pragma unroll
     for (int rank = 1; rank < RANKS; rank++)
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
-            sum.of[j] += g[rank].of[j];
-    Four x = sum;
-    if (has_parameters) {
-        const Four p = descend(descent, bucket.stretch, place.i, place.parameters, sum, before,
+            g[0].of[j] += g[rank].of[j];
+    return g[0];
+}
+
+// What the sums make of this rank's shard of the parameters, to all.
+__device__ inline void update_shard(const Peers &peers, int turn, int four, const Bucket &bucket,
+                                    const Place &place, const Descent &descent, const Arrays &arrays,
+                                    const Four &before, Four x)
+{
+    if (place.parameters.from < place.parameters.to) {
+        const Four p = descend(descent, bucket.stretch, place.i, place.parameters, x, before,
                                arrays.velocity ? arrays.velocity + place.at : nullptr);
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
@@ -142,7 +144,7 @@ __device__ inline void update_shard(const Peers &peers, int turn, int four, cons
     }
 #pragma unroll
     for (int i = 1; i < RANKS; i++)
-        send(mail(peers, neighbour(me, i), turn, 1, me, four), x);
+        send(mail(peers, neighbour(peers.rank, i), turn, 1, peers.rank, four), x);
     take(bucket, place, x, arrays);
 }
 
@@ -175,29 +177,88 @@ __device__ inline void clear(const Peers &peers, int turn, int four)
             store(mail(peers, peers.rank, turn, what, neighbour(peers.rank, i), four), nothing);
 }
 
-// Blocks of one dimension, of which all must run at once; `turns` has a number for each, 0 at first, and ranks
-// launch it with the same grid. No shared memory.
+// All kernels: blocks of one dimension, of which all must run at once; no shared memory. `turns` has a number
+// for each block, 0 at first; the last kernel of a step moves it on.
+
+__device__ inline void end_turn(int *turns, int turn)
+{
+    __syncthreads();
+    if (threadIdx.x == 0)
+        turns[blockIdx.x] = turn + 1 < TURNS ? turn + 1 : 0;
+}
+
+__device__ inline int turn_before(int turn) { return turn == 0 ? TURNS - 1 : turn - 1; }
+
 extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Bucket *buckets, real rate,
                                              real momentum, real decay, real *gradients, real *velocity,
                                              real *parameters, const LossRing *ring, int *turns)
 {
     begin_beside_kernel_before(false);
     const Peers &peers = *given_peers;  // no kernel writes these
-    const int turn = turns[blockIdx.x], cleared = turn == 0 ? TURNS - 1 : turn - 1;
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const Descent descent = {rate, momentum, decay};
     const Arrays arrays = {gradients, velocity, parameters, ring};
     wait_for_kernel_before();
+    const int turn = turns[blockIdx.x];
 
     for (int four = first; four < peers.shard; four += step)
         send_gradients(peers, turn, four, bucket_of(buckets, peers.buckets, four), gradients);
-    for (int four = first; four < peers.shard; four += step)
-        update_shard(peers, turn, four, bucket_of(buckets, peers.buckets, four), descent, arrays);
+    for (int four = first; four < peers.shard; four += step) {
+        const Bucket &bucket = bucket_of(buckets, peers.buckets, four);
+        const Place place = place_of(bucket, peers.rank, four - bucket.first);
+        const Four before = read(parameters + place.at, place.parameters);
+        const Four sum = sum_of_shard(peers, turn, four, place, gradients);
+        update_shard(peers, turn, four, bucket, place, descent, arrays, before, sum);
+    }
     for (int four = first; four < peers.shard; four += step) {
         take_parameters(peers, turn, four, bucket_of(buckets, peers.buckets, four), arrays);
-        clear(peers, cleared, four);
+        clear(peers, turn_before(turn), four);
     }
-    __syncthreads();
-    if (threadIdx.x == 0)
-        turns[blockIdx.x] = turn + 1 < TURNS ? turn + 1 : 0;
+    end_turn(turns, turn);
+}
+
+// The first half: sums of this rank's shard, in place of its gradients.
+extern "C" __global__ void sum_shards(const Peers *given_peers, const Bucket *buckets, real *gradients,
+                                      const int *turns)
+{
+    begin_beside_kernel_before(false);
+    const Peers &peers = *given_peers;
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    wait_for_kernel_before();
+    const int turn = turns[blockIdx.x];
+
+    for (int four = first; four < peers.shard; four += step)
+        send_gradients(peers, turn, four, bucket_of(buckets, peers.buckets, four), gradients);
+    for (int four = first; four < peers.shard; four += step) {
+        const Bucket &bucket = bucket_of(buckets, peers.buckets, four);
+        const Place place = place_of(bucket, peers.rank, four - bucket.first);
+        write(gradients + place.at, place.all, sum_of_shard(peers, turn, four, place, gradients));
+    }
+}
+
+// The second half, of what is there now.
+extern "C" __global__ void update_spread(const Peers *given_peers, const Bucket *buckets, real rate,
+                                         real momentum, real decay, real *gradients, real *velocity,
+                                         real *parameters, const LossRing *ring, int *turns)
+{
+    begin_beside_kernel_before(false);
+    const Peers &peers = *given_peers;
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    const Descent descent = {rate, momentum, decay};
+    const Arrays arrays = {gradients, velocity, parameters, ring};
+    wait_for_kernel_before();
+    const int turn = turns[blockIdx.x];
+
+    for (int four = first; four < peers.shard; four += step) {
+        const Bucket &bucket = bucket_of(buckets, peers.buckets, four);
+        const Place place = place_of(bucket, peers.rank, four - bucket.first);
+        const Four before = read(parameters + place.at, place.parameters);
+        const Four sum = read(gradients + place.at, place.all);
+        update_shard(peers, turn, four, bucket, place, descent, arrays, before, sum);
+    }
+    for (int four = first; four < peers.shard; four += step) {
+        take_parameters(peers, turn, four, bucket_of(buckets, peers.buckets, four), arrays);
+        clear(peers, turn_before(turn), four);
+    }
+    end_turn(turns, turn);
 }
