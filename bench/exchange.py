@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
 
-WAYS = ("blocking", "host", "peer")
+WAYS = ("blocking", "host", "hierarchical", "peer")
 RATE = 2.0**-10
 TIMEOUT = 300
 """Seconds that NCCL may take for all sizes."""
@@ -65,9 +65,18 @@ class PlainUpdate:
     def bind_spread(self, peers: Peers) -> QueueWork:
         from nn.launches import Stretch
 
-        stretches = [Stretch(s.bucket.start, s.bucket.stop - s.bucket.start, 0) for s in peers.shares]
-        return self._kernels.sum_update_spread(
-            peers, self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0, None
+        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
+        arguments = (self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+        return self._kernels.sum_update_spread(peers, *arguments)
+
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        from nn.launches import Stretch
+
+        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
+        arguments = (self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+        return (
+            self._kernels.sum_shards(peers, self._gradients, stretches),
+            self._kernels.update_spread(peers, *arguments),
         )
 
 
@@ -91,7 +100,7 @@ class Contender:
         update = PlainUpdate(self._parameters, self._gradients)
         phases = Phases(time.perf_counter())
         setting = exchange.Setting(
-            driver, self.streams, job, phases, self._gradients, [Bucket(0, size)], update
+            driver, self.streams, job, job.node, phases, self._gradients, [Bucket(0, size)], update
         )
         self.exchange: Exchange = exchange.create(way, setting)
 

@@ -1,6 +1,6 @@
 // Gradients summed, parameters updated and spread over ranks that reach each other's memory: in one kernel, or
 // in two, with a sum over nodes between them.
-// constants: REAL=float|double RANKS=2|3|4|8
+// constants: REAL=float|double MOST_RANKS=2|4|8|16
 //
 // The parameters are cut into a shard for each rank. Each rank sends its gradients of a shard to the shard's
 // owner; the owner adds them up in the order of the ranks, descends, and sends the new parameters to all.
@@ -23,8 +23,8 @@ struct Bucket {
 // a shard of parameters from each. A step takes one turn: what it sends finds its place cleared by the receiver
 // in the step before last, and the sender has seen numbers of the last one since. As packed by nn/launches.py.
 struct Peers {
-    real *mailbox[RANKS];
-    int rank;
+    real *mailbox[MOST_RANKS];
+    int rank, ranks;
     int shard;  // fours in a shard of all buckets
     int buckets;
     const int *given_up;  // in the host's memory: not 0 when a rank is gone
@@ -33,7 +33,7 @@ struct Peers {
 // The place in a mailbox of a four of what `rank` sends: gradients (0) or parameters (1).
 __device__ inline real *mail(const Peers &peers, int receiver, int turn, int what, int sender, int four)
 {
-    const offset row = (offset)(2 * turn + what) * RANKS + sender;
+    const offset row = (offset)(2 * turn + what) * peers.ranks + sender;
     return peers.mailbox[receiver] + (row * peers.shard + four) * WIDTH;
 }
 
@@ -91,21 +91,27 @@ __device__ inline const Bucket &bucket_of(const Bucket *buckets, int count, int 
 }
 
 // Each rank begins with another one, so that not all send to the same.
-__device__ inline int neighbour(int me, int next) { return me + next < RANKS ? me + next : me + next - RANKS; }
+__device__ inline int neighbour(const Peers &peers, int next)
+{
+    const int rank = peers.rank + next;
+    return rank < peers.ranks ? rank : rank - peers.ranks;
+}
 
 // To the owner of each shard, this rank's gradients of it.
 __device__ inline void send_gradients(const Peers &peers, int turn, int four, const Bucket &bucket,
                                       const real *gradients)
 {
-    Four mine[RANKS - 1];
+    Four mine[MOST_RANKS];
 #pragma unroll
-    for (int i = 0; i < RANKS - 1; i++) {
-        const Place place = place_of(bucket, neighbour(peers.rank, i + 1), four - bucket.first);
-        mine[i] = read(gradients + place.at, place.all);
-    }
+    for (int i = 1; i < MOST_RANKS; i++)
+        if (i < peers.ranks) {
+            const Place place = place_of(bucket, neighbour(peers, i), four - bucket.first);
+            mine[i] = read(gradients + place.at, place.all);
+        }
 #pragma unroll
-    for (int i = 0; i < RANKS - 1; i++)
-        send(mail(peers, neighbour(peers.rank, i + 1), turn, 0, peers.rank, four), mine[i]);
+    for (int i = 1; i < MOST_RANKS; i++)
+        if (i < peers.ranks)
+            send(mail(peers, neighbour(peers, i), turn, 0, peers.rank, four), mine[i]);
 }
 
 // All ranks' gradients of this rank's shard, added up in the order of the ranks.
@@ -113,19 +119,20 @@ __device__ inline Four sum_of_shard(const Peers &peers, int turn, int four, cons
                                     const real *gradients)
 {
     const Four mine = read(gradients + place.at, place.all);
-    Four g[RANKS];
-    const real *here[RANKS];
+    Four g[MOST_RANKS];
+    const real *here[MOST_RANKS];
 #pragma unroll
-    for (int rank = 0; rank < RANKS; rank++) {
+    for (int rank = 0; rank < MOST_RANKS; rank++) {
         here[rank] = mail(peers, peers.rank, turn, 0, rank, four);
         g[rank] = mine;  // and what comes takes the others' places
     }
-    receive(g, here, peers.rank, peers.given_up);
+    receive(g, here, peers.ranks, peers.rank, peers.given_up);
 #pragma unroll
-    for (int rank = 1; rank < RANKS; rank++)
+    for (int rank = 1; rank < MOST_RANKS; rank++)
 #pragma unroll
         for (int j = 0; j < WIDTH; j++)
-            g[0].of[j] += g[rank].of[j];
+            if (rank < peers.ranks)
+                g[0].of[j] += g[rank].of[j];
     return g[0];
 }
 
@@ -143,8 +150,9 @@ __device__ inline void update_shard(const Peers &peers, int turn, int four, cons
                 x.of[j] = p.of[j];
     }
 #pragma unroll
-    for (int i = 1; i < RANKS; i++)
-        send(mail(peers, neighbour(peers.rank, i), turn, 1, peers.rank, four), x);
+    for (int i = 1; i < MOST_RANKS; i++)
+        if (i < peers.ranks)
+            send(mail(peers, neighbour(peers, i), turn, 1, peers.rank, four), x);
     take(bucket, place, x, arrays);
 }
 
@@ -152,15 +160,15 @@ __device__ inline void update_shard(const Peers &peers, int turn, int four, cons
 __device__ inline void take_parameters(const Peers &peers, int turn, int four, const Bucket &bucket,
                                        const Arrays &arrays)
 {
-    Four x[RANKS];
-    const real *here[RANKS];
+    Four x[MOST_RANKS];
+    const real *here[MOST_RANKS];
 #pragma unroll
-    for (int owner = 0; owner < RANKS; owner++)
+    for (int owner = 0; owner < MOST_RANKS; owner++)
         here[owner] = mail(peers, peers.rank, turn, 1, owner, four);
-    receive(x, here, peers.rank, peers.given_up);
+    receive(x, here, peers.ranks, peers.rank, peers.given_up);
 #pragma unroll
-    for (int owner = 0; owner < RANKS; owner++)
-        if (owner != peers.rank)
+    for (int owner = 0; owner < MOST_RANKS; owner++)
+        if (owner < peers.ranks && owner != peers.rank)
             take(bucket, place_of(bucket, owner, four - bucket.first), x[owner], arrays);
 }
 
@@ -171,10 +179,9 @@ __device__ inline void clear(const Peers &peers, int turn, int four)
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
         nothing.of[j] = missing(real());
-#pragma unroll
-    for (int i = 1; i < RANKS; i++)
+    for (int i = 1; i < peers.ranks; i++)
         for (int what = 0; what < 2; what++)
-            store(mail(peers, peers.rank, turn, what, neighbour(peers.rank, i), four), nothing);
+            store(mail(peers, peers.rank, turn, what, neighbour(peers, i), four), nothing);
 }
 
 // All kernels: blocks of one dimension, of which all must run at once; no shared memory. `turns` has a number

@@ -77,22 +77,22 @@ __device__ inline int look_at_flag(const int *flag)
 
 const int PATIENCE = 4096;  // looks between two at `given_up`, which lies in the host's memory
 
-// Waits until all of these fours are there, but that of `me`. Where the host has given up, since their sender
-// is gone, what comes back is missing; nothing of it is used.
-template <int COUNT>
-__device__ inline void receive(Four (&x)[COUNT], const real *const (&here)[COUNT], int me,
+// Waits until the first `count` of these fours are there, but that of `me`. Where the host has given up, since
+// their sender is gone, what comes back is missing; nothing of it is used.
+template <int MOST>
+__device__ inline void receive(Four (&x)[MOST], const real *const (&here)[MOST], int count, int me,
                                const int *given_up)
 {
     bool waits = true;
     for (int looks = 1; waits; looks++) {
         waits = false;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (i != me && (looks == 1 || is_missing(x[i])))
+        for (int i = 0; i < MOST; i++)
+            if (i < count && i != me && (looks == 1 || is_missing(x[i])))
                 x[i] = look(here[i]);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            waits |= i != me && is_missing(x[i]);
+        for (int i = 0; i < MOST; i++)
+            waits |= i < count && i != me && is_missing(x[i]);
         if (looks % PATIENCE == 0 && look_at_flag(given_up))
             return;
     }

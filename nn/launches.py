@@ -21,7 +21,7 @@ from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, requir
 from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32
 from pyrt.driver import Driver
 from pyrt.exchange.peer import Peers
-from pyrt.kernels import Kernel, KernelLibrary, Launch, blocks, in_order
+from pyrt.kernels import Argument, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
@@ -307,26 +307,63 @@ class Kernels:
         rate: float,
         momentum: float,
         decay: float,
-        ring: LossRing | None,
+        ring: LossRing | None = None,
     ) -> Launch:
         """As `sgd`, after the sum over all peers, and everywhere; a stretch begins each of their buckets."""
-        packed_buckets = (
+        return self._spread(
+            "sum_update_spread",
+            peers,
+            stretches,
+            *(rate, momentum, decay, gradients, velocity, parameters),
+            self._on_device(ring.packed()) if ring is not None else None,
+        )
+
+    def update_spread(
+        self,
+        peers: Peers,
+        parameters: DeviceArray,
+        gradients: DeviceArray,
+        velocity: DeviceArray | None,
+        stretches: Sequence[Stretch],
+        rate: float,
+        momentum: float,
+        decay: float,
+        ring: LossRing | None = None,
+    ) -> Launch:
+        """The same, where the gradients of the shard that this rank owns are the sums."""
+        return self._spread(
+            "update_spread",
+            peers,
+            stretches,
+            *(rate, momentum, decay, gradients, velocity, parameters),
+            self._on_device(ring.packed()) if ring is not None else None,
+        )
+
+    def sum_shards(self, peers: Peers, gradients: DeviceArray, stretches: Sequence[Stretch]) -> Launch:
+        """Sums over all peers of the shard that this rank owns, in place of its gradients."""
+        return self._spread("sum_shards", peers, stretches, gradients)
+
+    def _spread(self, name: str, peers: Peers, stretches: Sequence[Stretch], *arguments: Argument) -> Launch:
+        """A kernel of peer.cu."""
+        buckets = (
             stretch.packed()
             + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
             for stretch, share in zip(stretches, peers.shares, strict=True)
         )
-        kernel = self.library.kernel("peer", "sum_update_spread", REAL=self.real, RANKS=peers.ranks)
-        pointers = (mailbox.pointer for mailbox in peers.mailboxes)
+        most = peers.most_ranks
+        pointers = [mailbox.pointer for mailbox in peers.mailboxes]
         packed = struct.pack(
-            f"{peers.ranks}P3i4xP", *pointers, peers.rank, peers.shard, len(peers.shares), peers.given_up
+            f"{most}P4iP",
+            *(*pointers, *[0] * (most - peers.ranks)),
+            *(peers.rank, peers.ranks, peers.shard, len(peers.shares), peers.given_up),
         )
+        kernel = self.library.kernel("peer", name, REAL=self.real, MOST_RANKS=most)
         return kernel.bind(
             (peers.turns.size,),
             (peers.threads,),
             self._on_device(packed),
-            self._on_device(b"".join(packed_buckets)),
-            *(rate, momentum, decay, gradients, velocity, parameters),
-            self._on_device(ring.packed()) if ring is not None else None,
+            self._on_device(b"".join(buckets)),
+            *arguments,
             peers.turns,
         )
 

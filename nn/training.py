@@ -150,6 +150,7 @@ class Training:
             machine.driver,
             machine.streams,
             machine.job,
+            machine.job.node,
             machine.phases,
             self._gradients.flat,
             [panel.bucket for panel in self._panels],

@@ -17,6 +17,9 @@ from pyrt.exchange.peer import Peers
 from pyrt.kernels import Launch
 from pyrt.memory import Arena, DeviceArray
 
+_Arguments = tuple[DeviceArray, DeviceArray, DeviceArray | None, list[Stretch], float, float, float]
+"""Of `Kernels.sgd` and its kin, up to the ring."""
+
 
 class SgdUpdate:
     """Updates any parts of the parameters, each within a layer; weights decay, biases do not."""
@@ -62,16 +65,15 @@ class SgdUpdate:
     def bind_spread(self, peers: Peers) -> QueueWork:
         """The update of the peers' buckets by the ranks that own their shards, for all; the step ends."""
         assert self._kernels is not None, "peers have kernels"
-        return self._kernels.sum_update_spread(
-            peers,
-            self._parameters.flat,
-            self._gradients.flat,
-            self._velocity.flat if self._velocity is not None else None,
-            [self._stretch(*share.bucket) for share in peers.shares],
-            self._rate,
-            self._momentum,
-            self._reg,
-            self._ring,
+        return self._kernels.sum_update_spread(peers, *self._arguments(peers.buckets), self._ring)
+
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        """The same in two: the sums of the shard that this rank owns, in place of its gradients; the rest."""
+        assert self._kernels is not None, "peers have kernels"
+        stretches = [self._stretch(*bucket) for bucket in peers.buckets]
+        return (
+            self._kernels.sum_shards(peers, self._gradients.flat, stretches),
+            self._kernels.update_spread(peers, *self._arguments(peers.buckets), self._ring),
         )
 
     def operation(self, *buckets: Bucket, ends_step: bool = False) -> Operation:
@@ -111,7 +113,10 @@ class SgdUpdate:
         return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
 
     def _launch(self, kernels: Kernels, buckets: Sequence[Bucket], ring: LossRing | None = None) -> Launch:
-        return kernels.sgd(
+        return kernels.sgd(*self._arguments(buckets), ring)
+
+    def _arguments(self, buckets: Sequence[Bucket]) -> _Arguments:
+        return (
             self._parameters.flat,
             self._gradients.flat,
             self._velocity.flat if self._velocity is not None else None,
@@ -119,7 +124,6 @@ class SgdUpdate:
             self._rate,
             self._momentum,
             self._reg,
-            ring,
         )
 
     def _stretch(self, start: int, stop: int) -> Stretch:

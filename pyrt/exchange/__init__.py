@@ -5,6 +5,7 @@
 ``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
 ``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
 ``peer``       one node: a kernel sums, updates and spreads over the memory of all its GPUs
+``hierarchical`` several nodes: within each as ``peer``, across them as ``host``
 ============== ======================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -27,9 +28,11 @@ from pyrt.phases import Phases
 from pyrt.streams import Streams
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from pyrt.exchange.peer import Peers
 
-CHOICES = ("host", "blocking", "peer")
+CHOICES = ("host", "blocking", "peer", "hierarchical")
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -55,6 +58,9 @@ class Update(Protocol):
         """What queues, on a stream: the sum of all buckets over the peers, the update of the shard that this
         rank owns, the spread of all shards, and the end of the step."""
 
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        """The same in two: the sum of the shard that this rank owns, in place of its gradients; the rest."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -63,6 +69,8 @@ class Setting:
     driver: Driver
     streams: Streams
     job: Job
+    node: MPI.Comm
+    """The ranks that count as those of this rank's node."""
     phases: Phases
     gradients: DeviceArray
     """The flat buffer (n,): sums of this rank before, of all ranks after."""
@@ -94,6 +102,7 @@ class Exchange(Protocol):
 def create(name: str, setting: Setting) -> Exchange:
     """The exchange of that name; ``local`` whatever the name where there is one rank."""
     from pyrt.exchange.blocking import BlockingExchange
+    from pyrt.exchange.hierarchical import HierarchicalExchange
     from pyrt.exchange.host import HostExchange
     from pyrt.exchange.local import LocalExchange
     from pyrt.exchange.peer import PeerExchange
@@ -102,4 +111,6 @@ def create(name: str, setting: Setting) -> Exchange:
         return LocalExchange(setting)
     if name == "peer":
         return PeerExchange(setting)
+    if name == "hierarchical":
+        return HierarchicalExchange(setting)
     return HostExchange(setting) if name == "host" else BlockingExchange(setting)

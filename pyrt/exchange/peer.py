@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, Setting
 from pyrt.memory import DeviceArray
 from pyrt.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 FOUR = 4
 """Numbers that are sent together: a shard is made of whole fours."""
@@ -26,7 +31,10 @@ FOUR = 4
 TURNS = 3
 """Mailboxes that steps take in turn: one in use, one being cleared, one that is clear (see peer.cu)."""
 
-_MOST_THREADS = 512  # of a block: with up to 127 registers each they fit a multiprocessor
+BLOCKS = {2: 512, 4: 512, 8: 512, 16: 256}
+"""Kernels are compiled for up to so many ranks of a node: the most threads of a block, by registers."""
+
+_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,91 @@ class Peers:
     """Of each block."""
 
     @property
+    def buckets(self) -> list[Bucket]:
+        return [share.bucket for share in self.shares]
+
+    @property
     def ranks(self) -> int:
         return len(self.mailboxes)
+
+    @property
+    def most_ranks(self) -> int:
+        """For how many the kernels are compiled."""
+        return most_ranks(self.ranks)
 
     @property
     def shard(self) -> int:
         """Fours in a shard of all buckets."""
         return sum(share.fours for share in self.shares)
+
+
+def most_ranks(ranks: int) -> int:
+    """For how many ranks of a node the kernels are compiled that serve so many."""
+    return next(most for most in BLOCKS if most >= ranks)
+
+
+class PeerMemory:
+    """The mailboxes of a node's ranks, and the watchdog without which nobody may wait for them."""
+
+    def __init__(self, setting: Setting, node: MPI.Comm) -> None:
+        """Collective on all ranks of the job, of which those of ``node`` reach each other's memory.
+
+        Raises UserError, on all ranks, where they do not.
+        """
+        driver, self._job, self._node, self._driver = setting.driver, setting.job, node, setting.driver
+        self._stream = setting.streams.compute
+        cut = shares(setting.buckets, node.size)
+        shard = sum(share.fours for share in cut)
+        numbers = TURNS * 2 * node.size * shard * FOUR
+        self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+        driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._stream)  # nothing is there
+        driver.synchronize_stream(self._stream)
+        mailboxes = self._exchange_handles()
+        mapped, given_up = driver.allocate_mapped(4)
+        self._given_up = mapped.view(np.int32)
+        blocks = max(1, min(driver.multiprocessors, -(-shard // _WARP)))
+        self.peers = Peers(
+            node.rank,
+            mailboxes,
+            cut,
+            DeviceArray.from_host(driver, np.zeros(blocks, np.int32)),
+            given_up,
+            min(BLOCKS[most_ranks(node.size)], -(-shard // (_WARP * blocks)) * _WARP),
+        )
+        self._watchdog = Watchdog(node, self._give_up)
+
+    def _exchange_handles(self) -> list[DeviceArray]:
+        """The mailbox of each rank, in this process."""
+        handles = self._node.allgather(self._mailbox.export())
+        shape, dtype = self._mailbox.shape, self._mailbox.dtype
+        with self._job.together():
+            return [
+                self._mailbox
+                if rank == self._node.rank
+                else DeviceArray.imported(self._driver, handle, shape, dtype)
+                for rank, handle in enumerate(handles)
+            ]
+
+    def _give_up(self) -> None:
+        self._given_up[0] = 1
+
+    def close(self) -> None:
+        """Collective, after the last step."""
+        self._driver.synchronize_stream(self._stream)
+        self._watchdog.close()
+        for rank, mailbox in enumerate(self.peers.mailboxes):
+            if rank != self._node.rank:
+                self._driver.release_memory(mailbox.pointer)
+        self._job.wait_for_all()  # nobody uses this rank's mailbox any more
+        self._driver.free(self._mailbox.pointer)
+
+
+def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:
+    """UserError where there are no kernels to write into other ranks' memory, or no others."""
+    if not driver.has_kernels:
+        raise UserError(f"--exchange {name}: the CPU has no kernels: use host or blocking")
+    if not 2 <= node.size <= max(BLOCKS):
+        raise UserError(f"--exchange {name}: for 2 to {max(BLOCKS)} ranks a node, not {node.size}: use host")
 
 
 class PeerExchange:
@@ -84,49 +170,13 @@ class PeerExchange:
 
     def __init__(self, setting: Setting) -> None:
         """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
-        driver, job = setting.driver, setting.job
-        if job.node.size < job.size:
+        if setting.node.size < setting.job.size:
             raise UserError("--exchange peer: for the ranks of one node: use hierarchical or host")
-        if not driver.has_kernels:
-            raise UserError("--exchange peer: the CPU has no kernels: use host or blocking")
-        self._driver, self._job, self._compute = driver, job, setting.streams.compute
-        cut = shares(setting.buckets, job.size)
-        shard = sum(share.fours for share in cut)
-        numbers = TURNS * 2 * job.size * shard * FOUR
-        self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
-        driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._compute)  # nothing is there
-        driver.synchronize_stream(self._compute)
-        self._mailboxes = self._exchange_handles()
-        mapped, given_up = driver.allocate_mapped(4)
-        self._given_up = mapped.view(np.int32)
-        blocks = max(1, min(driver.multiprocessors, -(-shard // 32)))
-        peers = Peers(
-            job.rank,
-            self._mailboxes,
-            cut,
-            DeviceArray.from_host(driver, np.zeros(blocks, np.int32)),
-            given_up,
-            min(_MOST_THREADS, -(-shard // (32 * blocks)) * 32),
-        )
-        self._phases = setting.phases
+        require_peers("peer", setting.driver, setting.node)
+        self._memory = PeerMemory(setting, setting.node)
+        self._compute, self._phases = setting.streams.compute, setting.phases
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
-        self._work = setting.update.bind_spread(peers)
-        self._watchdog = Watchdog(job.node, self._give_up)
-
-    def _exchange_handles(self) -> list[DeviceArray]:
-        """The mailbox of each rank, in this process."""
-        handles = self._job.node.allgather(self._mailbox.export())
-        shape, dtype = self._mailbox.shape, self._mailbox.dtype
-        with self._job.together():
-            return [
-                self._mailbox
-                if rank == self._job.rank
-                else DeviceArray.imported(self._driver, handle, shape, dtype)
-                for rank, handle in enumerate(handles)
-            ]
-
-    def _give_up(self) -> None:
-        self._given_up[0] = 1
+        self._work = setting.update.bind_spread(self._memory.peers)
 
     def ready(self, bucket: int) -> None:
         pass
@@ -137,12 +187,4 @@ class PeerExchange:
             self._work(self._compute)
 
     def close(self) -> None:
-        """Collective, after the last step."""
-        self._driver.synchronize_stream(self._compute)
-        self._watchdog.close()
-        for rank, mailbox in enumerate(self._mailboxes):
-            if rank != self._job.rank:
-                self._driver.release_memory(mailbox.pointer)
-        self._mailboxes = []
-        self._job.wait_for_all()  # nobody uses this rank's mailbox any more
-        self._driver.free(self._mailbox.pointer)
+        self._memory.close()

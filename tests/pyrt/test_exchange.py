@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from nn.launches import Kernels, Stretch
 from pyrt import exchange
@@ -56,11 +57,17 @@ class Rates:
 
     def bind_spread(self, peers: Peers) -> QueueWork:
         kernels = Kernels(KernelLibrary(self.driver), self.gradients.dtype)
-        stretches = [Stretch(start, stop - start, 0) for start, stop in (s.bucket for s in peers.shares)]
-        work = kernels.sum_update_spread(
-            peers, self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0, None
-        )
+        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
+        arguments = (self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
+        work = kernels.sum_update_spread(peers, *arguments)
         return lambda stream: (work(stream), self._end())
+
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        kernels = Kernels(KernelLibrary(self.driver), self.gradients.dtype)
+        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
+        arguments = (self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
+        work = kernels.update_spread(peers, *arguments)
+        return kernels.sum_shards(peers, self.gradients, stretches), lambda s: (work(s), self._end())
 
     def _bind(self, start: int, stop: int) -> QueueWork:
         if self.driver.has_kernels:
@@ -87,7 +94,13 @@ class Trainer:
     """One rank's flat buffers, and what one exchange makes of them."""
 
     def __init__(
-        self, name: str, driver: Driver, job: Job, buckets: Sequence[Bucket], dtype: np.dtype
+        self,
+        name: str,
+        driver: Driver,
+        job: Job,
+        buckets: Sequence[Bucket],
+        dtype: np.dtype,
+        node: MPI.Comm | None = None,
     ) -> None:
         self.driver, self.buckets, self.dtype = driver, buckets, dtype
         self.streams = Streams(driver)
@@ -98,7 +111,9 @@ class Trainer:
         phases.use_device(driver)
         self.exchange = exchange.create(
             name,
-            Setting(driver, self.streams, job, phases, self.gradients, buckets, self.update),
+            Setting(
+                driver, self.streams, job, node or job.node, phases, self.gradients, buckets, self.update
+            ),
         )
 
     def step(self, gradients: np.ndarray) -> np.ndarray:
@@ -123,12 +138,19 @@ def made_gradients(step: int, ranks: int, dtype: np.dtype) -> np.ndarray:
     return np.random.default_rng([step, ranks]).standard_normal((ranks, SIZE)).astype(dtype)
 
 
-def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype: np.dtype) -> None:
+def check(
+    driver: Driver,
+    job: Job,
+    name: str,
+    buckets: Sequence[Bucket],
+    dtype: np.dtype,
+    node: MPI.Comm | None = None,
+) -> None:
     """Some steps of two exchanges of that name agree with NumPy, with each other, and on all ranks."""
     inside = np.zeros(SIZE, bool)
     for start, stop in buckets:
         inside[start:stop] = True
-    trainer, again = (Trainer(name, driver, job, buckets, dtype) for _ in range(2))
+    trainer, again = (Trainer(name, driver, job, buckets, dtype, node) for _ in range(2))
     expected = first_parameters(dtype).astype(np.float64)
     close = {"rtol": 0, "atol": 20 * job.size * STEPS * np.finfo(dtype).eps}
 
@@ -139,7 +161,7 @@ def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype:
 
         parameters = trainer.step(gradients[job.rank])
         np.testing.assert_allclose(parameters, expected, **close)
-        if name != "peer":  # the others leave the sums where the gradients were
+        if name not in ("peer", "hierarchical"):  # the others leave the sums where the gradients were
             np.testing.assert_allclose(trainer.gradients.to_host()[inside], total[inside], **close)
 
         if not driver.has_kernels:

@@ -1,0 +1,93 @@
+"""Over several nodes: within each over peer memory, across them over the host.
+
+    within a node    | sum of each rank's shard |                                  | update, spread |
+    across nodes                                | copies, MPI_Iallreduce of shards |
+
+Each rank sums, with the ranks of its place on the other nodes, the shard that it owns on its own: all links
+carry a part, and each number crosses them once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyrt.driver import StreamHandle
+from pyrt.errors import UserError
+from pyrt.exchange import Bucket, QueueWork, Setting
+from pyrt.exchange.host import HostExchange
+from pyrt.exchange.peer import FOUR, PeerMemory, Peers, require_peers
+
+
+def shard_buckets(peers: Peers) -> list[Bucket]:
+    """What this rank owns of the flat buffer, a bucket of each that it has a part of."""
+    result = []
+    for share in peers.shares:
+        start = (share.bucket.start // FOUR + peers.rank * share.fours) * FOUR
+        part = Bucket(max(start, share.bucket.start), min(start + share.fours * FOUR, share.bucket.stop))
+        if part.start < part.stop:
+            result.append(part)
+    return result
+
+
+class _NoUpdate:
+    """For the sum across nodes: the update follows it."""
+
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        return self._nothing
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        return self._nothing
+
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        return self._nothing, self._nothing
+
+    def _nothing(self, stream: StreamHandle) -> None:
+        pass
+
+
+class HierarchicalExchange:
+    """Two kernels and, between them, another exchange over the ranks of the same place."""
+
+    name = "hierarchical"
+    on_device = False
+
+    def __init__(self, setting: Setting) -> None:
+        """Collective. Raises UserError, on all ranks, where the ranks of a node do not reach each other's
+        memory, or where nodes have different numbers of ranks."""
+        job, node = setting.job, setting.node
+        sizes = job.comm.allgather(node.size)
+        if min(sizes) != max(sizes):
+            raise UserError(
+                f"--exchange hierarchical: nodes have {min(sizes)} to {max(sizes)} ranks, and it needs as "
+                "many on each: use host"
+            )
+        require_peers("hierarchical", setting.driver, node)
+        self._memory = PeerMemory(setting, node)
+        across = job.comm.Split(node.rank, job.rank)
+        self._shards = shard_buckets(self._memory.peers)
+        self._across = HostExchange(
+            replace(setting, job=replace(job, comm=across), buckets=self._shards, update=_NoUpdate())
+        )
+        self._comm = across
+        self._compute = setting.streams.compute
+        self._sum, self._spread = setting.update.bind_spread_in_two(self._memory.peers)
+        phase = setting.phases.phase
+        self._sum_phase = phase("sum within the node", self._compute)
+        self._spread_phase = phase("update and spread", self._compute)
+
+    def ready(self, bucket: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        with self._sum_phase:
+            self._sum(self._compute)
+        for shard in range(len(self._shards)):
+            self._across.ready(shard)
+        self._across.finish()
+        with self._spread_phase:
+            self._spread(self._compute)
+
+    def close(self) -> None:
+        self._across.close()
+        self._memory.close()
+        self._comm.Free()

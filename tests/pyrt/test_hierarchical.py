@@ -1,0 +1,50 @@
+"""The exchange over several nodes, of which consecutive ranks play the parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.exchange import Bucket
+from pyrt.exchange.hierarchical import shard_buckets
+from pyrt.exchange.peer import Peers, shares
+from pyrt.job import Job
+from tests.pyrt.test_exchange import BUCKETS, SIZE, Trainer, check
+
+
+@pytest.mark.parametrize("buckets", BUCKETS.values(), ids=list(BUCKETS))
+def test_the_shards_of_all_ranks_are_the_buckets(buckets: list[Bucket]) -> None:
+    for ranks in (2, 3, 5):
+        owned = np.zeros(SIZE, int)
+        for rank in range(ranks):
+            peers = Peers(rank, [], shares(buckets, ranks), None, 0, 32)
+            for start, stop in shard_buckets(peers):
+                assert start < stop
+                owned[start:stop] += 1
+        expected = np.zeros(SIZE, int)
+        for start, stop in buckets:
+            expected[start:stop] = 1
+        assert np.array_equal(owned, expected)
+
+
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("a_node", [2, 4])
+def test_sums_and_updates(driver: Driver, job: Job, a_node: int) -> None:
+    if a_node > job.size:
+        pytest.skip("more ranks a node than ranks")
+    node = job.comm.Split(job.rank // a_node, job.rank)
+    for (case, buckets), dtype in itertools.product(BUCKETS.items(), ("float32", "float64")):
+        print(case, dtype)
+        check(driver, job, "hierarchical", buckets, np.dtype(dtype), node)
+    node.Free()
+
+
+@pytest.mark.parallel([5])
+def test_nodes_of_unequal_sizes_are_refused(driver: Driver, job: Job) -> None:
+    node = job.comm.Split(job.rank // 2, job.rank)
+    with pytest.raises(UserError, match="nodes have 1 to 2 ranks"):
+        Trainer("hierarchical", driver, job, BUCKETS["ragged"], np.dtype("f4"), node)
