@@ -4,6 +4,7 @@
 ``local``      one rank: nothing to sum
 ``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
 ``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
+``device``     the same without copies: MPI is given device buffers, where it can take them
 ============== ======================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -25,7 +26,7 @@ from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
-CHOICES = ("host", "blocking")
+CHOICES = ("blocking", "host", "device")
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -81,11 +82,17 @@ class Exchange(Protocol):
 
 
 def create(name: str, setting: Setting) -> Exchange:
-    """The exchange of that name; ``local`` whatever the name where there is one rank."""
+    """The exchange of that name; ``local`` whatever the name where there is one rank.
+
+    Collective. Raises UserError, on all ranks, where it cannot work here.
+    """
+    from pyrt.exchange import device
     from pyrt.exchange.blocking import BlockingExchange
     from pyrt.exchange.host import HostExchange
     from pyrt.exchange.local import LocalExchange
 
     if setting.job.size == 1:
         return LocalExchange(setting)
+    if name == "device":
+        return device.create(setting)
     return HostExchange(setting) if name == "host" else BlockingExchange(setting)
