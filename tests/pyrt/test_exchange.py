@@ -14,6 +14,7 @@ from pyrt import exchange
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange import Bucket, QueueWork, Setting
+from pyrt.exchange.device import DeviceExchange
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
@@ -92,6 +93,10 @@ class Trainer:
             Setting(driver, self.streams, job, phases, self.gradients, buckets, self.update),
         )
 
+    def close(self) -> None:
+        if isinstance(self.exchange, DeviceExchange):
+            self.exchange.close()
+
     def step(self, gradients: np.ndarray) -> np.ndarray:
         """The parameters that work queued after one step on this rank's gradients sees."""
         compute = self.streams.compute
@@ -142,13 +147,15 @@ def check(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], dtype:
         bits = parameters.tobytes()
         assert again.step(gradients[job.rank]).tobytes() == bits, "not the same bits twice"
         assert job.comm.bcast(bits) == bits, "not the same parameters on every rank"
+    trainer.close()
+    again.close()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_host_memory(job: Job) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     for device, name, (case, buckets), dtype in itertools.product(
-        (CpuDriver, LateDriver), EXCHANGES[:2], BUCKETS.items(), ("float32", "float64")
+        (CpuDriver, LateDriver), exchange.CHOICES, BUCKETS.items(), ("float32", "float64")
     ):
         print(device.__name__, name, case, dtype)
         check(device(), job, name, buckets, np.dtype(dtype))
@@ -157,7 +164,7 @@ def test_host_memory(job: Job) -> None:
 @pytest.mark.parallel([1, 2, 4])
 def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
     for name, (case, buckets), dtype in itertools.product(
-        EXCHANGES[:2], BUCKETS.items(), ("float32", "float64")
+        exchange.CHOICES, BUCKETS.items(), ("float32", "float64")
     ):
         print(name, case, dtype)
         check(driver, job, name, buckets, np.dtype(dtype))
