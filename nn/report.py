@@ -181,6 +181,7 @@ def _exchange(environment: dict[str, Any], options: Options) -> str:
         "host": "pinned host memory, MPI_Iallreduce in panels that overlap with the backward pass",
         "peer": "GPUs write into each other's memory: sum, update and spread in one kernel",
         "hierarchical": "peer memory within a node, pinned host memory and MPI_Iallreduce across them",
+        "device": "MPI on device buffers, in panels that overlap with the backward pass",
         "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
     }
     return f"{options.exchange}: {why[options.exchange]}"

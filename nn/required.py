@@ -27,11 +27,17 @@ def is_apart(kernels: Kernels, hidden: Sequence[int], classes: int, rows: int, p
 
 
 def required(
-    kernels: Kernels, activation: str, head: str, classes: int, pixel: DTypeLike, apart: bool = False
+    kernels: Kernels,
+    activation: str,
+    head: str,
+    classes: int,
+    pixel: DTypeLike,
+    apart: bool = False,
+    exchange: str = "local",
 ) -> Wanted:
     """What training and evaluation need. ``pixel`` is the dtype of the images; for ``apart`` see `is_apart`.
 
-    The products are X W^T, dZ^T X and dZ W.
+    The products are X W^T, dZ^T X and dZ W. Of the exchanges one has a kernel of its own.
     """
     real, pixel = kernels.real, np.dtype(pixel)
     result: Wanted = [
@@ -43,6 +49,8 @@ def required(
         result += _for_terms(kernels, activation, pixel, apart)
     if kernels.uses_tensor_cores and classes <= NARROW_CLASSES[-1]:
         result.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
+    if exchange == "device":
+        result.append(("exchange", {"REAL": real}))
     return [
         *result,
         *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),

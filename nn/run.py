@@ -117,7 +117,10 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset
         if job.node.rank == 0:
             rows, classes = options.batch // job.size, dataset.classes
             apart = is_apart(kernels, options.hidden, classes, rows, options.profile)
-            wanted = required(kernels, options.activation, options.head, classes, dataset.images.dtype, apart)
+            exchange = options.exchange if job.size > 1 else "local"
+            wanted = required(
+                kernels, options.activation, options.head, classes, dataset.images.dtype, apart, exchange
+            )
             kernels.library.compile(wanted)
     return kernels
 

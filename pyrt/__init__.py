@@ -15,6 +15,7 @@ nothing of neural networks: bring kernels of your own.
 ``phases``     NVTX ranges, host and device times by name
 ``started``    when this process and its mpirun began
 ``exchange``   sums of gradients over ranks, and the update that follows
+``probe``      a job of its own: does this MPI take device buffers, here?
 ============== =======================================================================
 
 This module imports nothing, so that a program can start MPI and bound its BLAS threads (``pyrt.job``)

@@ -112,6 +112,11 @@ class Job:
         while not request.Test():
             self.pause()
 
+    def stop(self, message: str, code: int) -> NoReturn:
+        """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""
+        _print_error(Path(sys.argv[0]).name, message)
+        _end_from_thread(code)
+
 
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
@@ -244,11 +249,16 @@ def _end_on_signal(reader: int, program: str) -> None:
         number = os.read(reader, 1)[0]
     if _launcher_rank() == 0:
         os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
+    _end_from_thread(128 + number)
+
+
+def _end_from_thread(code: int) -> NoReturn:
+    """End all ranks while another thread may be inside MPI, for ever."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
         # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
         time.sleep(_LAST_WORDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Abort has nothing to add
-        threading.Thread(target=MPI.COMM_WORLD.Abort, args=(128 + number,), daemon=True).start()
+        threading.Thread(target=MPI.COMM_WORLD.Abort, args=(code,), daemon=True).start()
         time.sleep(1)
-    os._exit(128 + number)
+    os._exit(code)

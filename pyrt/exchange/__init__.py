@@ -1,12 +1,13 @@
 """Sums of gradients over the ranks, and the update that follows: a ladder from the plain to the fast.
 
-============== ======================================================================================
-``local``      one rank: nothing to sum
-``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
-``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
-``peer``       one node: a kernel sums, updates and spreads over the memory of all its GPUs
+================ ====================================================================================
+``local``        one rank: nothing to sum
+``blocking``     the course's way: all gradients down, MPI_Allreduce, up, update
+``host``         bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
+``device``       the same without copies: MPI is given device buffers, where it can take them
+``peer``         one node: a kernel sums, updates and spreads over the memory of all its GPUs
 ``hierarchical`` several nodes: within each as ``peer``, across them as ``host``
-============== ======================================================================================
+================ ====================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
 for each bucket in order, as soon as the kernels that fill it are queued on the compute stream, then
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyrt.exchange.peer import Peers
 
-CHOICES = ("host", "blocking", "peer", "hierarchical")
+CHOICES = ("blocking", "host", "device", "peer", "hierarchical")
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -60,6 +61,23 @@ class Update(Protocol):
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         """The same in two: the sum of the shard that this rank owns, in place of its gradients; the rest."""
+
+
+class NoUpdate:
+    """For sums of gradients alone."""
+
+    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        return _nothing
+
+    def bind_spread(self, peers: Peers) -> QueueWork:
+        return _nothing
+
+    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
+        return _nothing, _nothing
+
+
+def _nothing(stream: StreamHandle) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -100,7 +118,11 @@ class Exchange(Protocol):
 
 
 def create(name: str, setting: Setting) -> Exchange:
-    """The exchange of that name; ``local`` whatever the name where there is one rank."""
+    """The exchange of that name; ``local`` whatever the name where there is one rank.
+
+    Collective. Raises UserError, on all ranks, where it cannot work here.
+    """
+    from pyrt.exchange import device
     from pyrt.exchange.blocking import BlockingExchange
     from pyrt.exchange.hierarchical import HierarchicalExchange
     from pyrt.exchange.host import HostExchange
@@ -113,4 +135,6 @@ def create(name: str, setting: Setting) -> Exchange:
         return PeerExchange(setting)
     if name == "hierarchical":
         return HierarchicalExchange(setting)
+    if name == "device":
+        return device.create(setting)
     return HostExchange(setting) if name == "host" else BlockingExchange(setting)

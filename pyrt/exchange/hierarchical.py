@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyrt.driver import StreamHandle
 from pyrt.errors import UserError
-from pyrt.exchange import Bucket, QueueWork, Setting
+from pyrt.exchange import Bucket, NoUpdate, Setting
 from pyrt.exchange.host import HostExchange
 from pyrt.exchange.peer import FOUR, PeerMemory, Peers, require_peers
 
@@ -27,22 +26,6 @@ def shard_buckets(peers: Peers) -> list[Bucket]:
         if part.start < part.stop:
             result.append(part)
     return result
-
-
-class _NoUpdate:
-    """For the sum across nodes: the update follows it."""
-
-    def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
-        return self._nothing
-
-    def bind_spread(self, peers: Peers) -> QueueWork:
-        return self._nothing
-
-    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        return self._nothing, self._nothing
-
-    def _nothing(self, stream: StreamHandle) -> None:
-        pass
 
 
 class HierarchicalExchange:
@@ -66,7 +49,7 @@ class HierarchicalExchange:
         across = job.comm.Split(node.rank, job.rank)
         self._shards = shard_buckets(self._memory.peers)
         self._across = HostExchange(
-            replace(setting, job=replace(job, comm=across), buckets=self._shards, update=_NoUpdate())
+            replace(setting, job=replace(job, comm=across), buckets=self._shards, update=NoUpdate())
         )
         self._comm = across
         self._compute = setting.streams.compute

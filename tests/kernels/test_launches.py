@@ -107,7 +107,8 @@ def test_narrow_head_refuses():
     [("tiled", np.float32), ("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)],
 )
 def test_required_are_declared(dtype, activation, pixel, gemm):
-    for file, constants in required(Kernels(NO_KERNELS, dtype, gemm), activation, "sigmoid", 12, pixel):
+    kernels = Kernels(NO_KERNELS, dtype, gemm)
+    for file, constants in required(kernels, activation, "sigmoid", 12, pixel, exchange="device"):
         declared = all_constants((KERNELS / f"{file}.cu").read_text())
         assert {name: str(value) for name, value in constants.items()} in declared
 

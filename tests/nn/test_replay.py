@@ -152,6 +152,14 @@ def test_graphs_around_the_blocking_exchange_give_the_same_bits(ended):
     assert ended(graph=False, **case)[:3] == ended(**case)[:3]
 
 
+@pytest.mark.parallel([3])
+@pytest.mark.kernels
+def test_graphs_around_the_device_exchange_give_the_same_bits(ended):
+    """On the emulated device, whose memory every MPI takes."""
+    case = {"exchange": "device", "samples": 25, "device": "emulated"}
+    assert ended(graph=False, **case)[:3] == ended(**case)[:3] == ended(sanitize=True, **case)[:3]
+
+
 @pytest.mark.kernels
 def test_in_every_order_and_under_the_checks_too(ended):
     """On the emulated device; tests/nn/test_run.py has the default placement on several ranks."""

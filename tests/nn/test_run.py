@@ -287,6 +287,16 @@ def differ_from_the_reference(source, monkeypatch, **changes):
     return failed
 
 
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+def test_device_buffers_train_the_network_of_the_reference(digits, monkeypatch, device):
+    """In panels of a few rows, some ranks without samples; the memory of these devices every MPI takes."""
+    monkeypatch.setattr(plan, "PANEL_BYTES", 300)
+    for case in ("ragged last batch", "ranks without samples"):
+        report = run(using(check=True, data=digits(test=2), exchange="device", device=device, **CASES[case]))
+        assert report.passed, f"{case}: {report.check}"
+
+
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_ranks_train_the_network_of_the_reference(digits, monkeypatch):
     assert not differ_from_the_reference(digits(test=2), monkeypatch)
