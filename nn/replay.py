@@ -144,3 +144,7 @@ class Gate:
     def finish(self) -> None:
         """As the exchange's, which `Replayed` calls."""
         self._exchange.finish()
+
+    def close(self) -> None:
+        """As the exchange's."""
+        self._exchange.close()

@@ -178,7 +178,7 @@ def _exchange(environment: dict[str, Any], options: Options) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     why = {
-        "host": "pinned host memory, MPI_Iallreduce in panels that overlap with the backward pass",
+        "host": "pinned host memory, MPI_Iallreduce in pieces that overlap with the backward pass",
         "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
     }
     return f"{options.exchange}: {why[options.exchange]}"

@@ -3,7 +3,7 @@
 ============== ======================================================================================
 ``local``      one rank: nothing to sum
 ``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
-``host``       bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
+``host``       in pieces: copies, MPI_Iallreduce and updates overlap, also with the backward pass
 ============== ======================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -25,13 +25,13 @@ from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
-CHOICES = ("host", "blocking")
+CHOICES = ("blocking", "host")
 
 QueueWork = Callable[[StreamHandle], object]
 
 
 class Bucket(NamedTuple):
-    """A part of the flat gradient buffer, in elements, that is exchanged as one message."""
+    """A part of the flat gradient buffer, in elements, that may be exchanged once it is full."""
 
     start: int
     stop: int
@@ -43,9 +43,12 @@ class Update(Protocol):
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         """What queues the update of the parameters of these parts of the flat buffers on a stream.
 
-        One of an exchange's ends each step: it is queued last, when all sums are there. It may have no
-        buckets.
+        What lies behind the parameters is left alone; a bucket may lie there altogether. One of an
+        exchange's ends each step: it is queued last, when all sums are there. It may have no buckets.
         """
+
+    def refresh(self) -> QueueWork:
+        """What queues all that follows from parameters which somebody else has written on this device."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ class Setting:
     streams: Streams
     job: Job
     phases: Phases
+    parameters: DeviceArray
+    """The flat buffer (m,): equal on all ranks, before a step and after it."""
     gradients: DeviceArray
-    """The flat buffer (n,): sums of this rank before, of all ranks after."""
+    """The flat buffer (n,), n >= m: sums of this rank before. After a step what lies behind the first m is
+    summed over all ranks; these are whatever the exchange and the update have left there."""
     buckets: Sequence[Bucket]
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
@@ -79,6 +85,17 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """All buckets are ready: what is queued on the compute stream from here on sees new parameters."""
 
+    def close(self) -> None:
+        """Let go of all that is not this process's own. Waits for no other rank; safe to call twice.
+
+        Between two steps, or after an exception that has ended one early.
+        """
+
+
+def covered(buckets: Sequence[Bucket]) -> Bucket:
+    """From the first element of all buckets to their last one."""
+    return Bucket(min(bucket.start for bucket in buckets), max(bucket.stop for bucket in buckets))
+
 
 def create(name: str, setting: Setting) -> Exchange:
     """The exchange of that name; ``local`` whatever the name where there is one rank."""
@@ -88,4 +105,8 @@ def create(name: str, setting: Setting) -> Exchange:
 
     if setting.job.size == 1:
         return LocalExchange(setting)
-    return HostExchange(setting) if name == "host" else BlockingExchange(setting)
+    made: dict[str, Callable[[Setting], Exchange]] = {
+        "blocking": BlockingExchange,
+        "host": HostExchange,
+    }
+    return made[name](setting)

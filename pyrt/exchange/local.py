@@ -22,3 +22,6 @@ class LocalExchange:
     def finish(self) -> None:
         with self._step:
             self._update(self._compute)
+
+    def close(self) -> None:
+        pass
