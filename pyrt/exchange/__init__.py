@@ -2,6 +2,7 @@
 
 ============== ======================================================================================
 ``local``      one rank: nothing to sum
+``root``       master and workers: MPI_Gather, sum and update on rank 0, MPI_Bcast of the parameters
 ``blocking``   the course's way: all gradients down, MPI_Allreduce, up, update
 ``host``       in pieces: copies, MPI_Iallreduce and updates overlap, also with the backward pass
 ============== ======================================================================================
@@ -25,7 +26,7 @@ from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
-CHOICES = ("blocking", "host")
+CHOICES = ("root", "blocking", "host")
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -102,10 +103,12 @@ def create(name: str, setting: Setting) -> Exchange:
     from pyrt.exchange.blocking import BlockingExchange
     from pyrt.exchange.host import HostExchange
     from pyrt.exchange.local import LocalExchange
+    from pyrt.exchange.root import RootExchange
 
     if setting.job.size == 1:
         return LocalExchange(setting)
     made: dict[str, Callable[[Setting], Exchange]] = {
+        "root": RootExchange,
         "blocking": BlockingExchange,
         "host": HostExchange,
     }

@@ -318,16 +318,16 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
 
 
-@pytest.mark.parallel([2, 3])
+@pytest.mark.parallel([2])
 @pytest.mark.parametrize("exchange", CHOICES)
 def test_terms_of_weights_follow_them_on_every_rank(driver, digits, monkeypatch, exchange):
     """Wherever these were updated: gradients of a rank whose products took old ones would be far off."""
     if not runs_gemm("wgmma", driver.architecture):
         pytest.skip("needs the tensor cores of sm_90")
     monkeypatch.setattr(host, "PIECE_BYTES", 2000)
-    source = digits(100, test=10, shape=(6, 8))
+    source = digits(320, test=10, shape=(6, 8))
     where = {"device": driver.name, "share_gpus": True, "gemm": "wgmma", "exchange": exchange}
-    report = run(using(hidden=(72, 66, 70), batch=60, epochs=3, lr=1.0, data=source, check=True, **where))
+    report = run(using(hidden=(72, 70), batch=160, epochs=3, lr=1.0, data=source, check=True, **where))
     assert report.passed, str(report.check)
 
 

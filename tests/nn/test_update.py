@@ -190,6 +190,8 @@ def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum
     assert whole.flops == sum(update.operation(bucket).flops for bucket in buckets)
     written = [array.pointer for array in whole.writes if array.dtype == np.uint16]
     assert written[0] == terms[1].array.pointer and len(written) % 3 == 0
+    loss = Bucket(*gradients.layout.span("loss"))
+    assert update.operation(loss, ends_step=True).name == update.operation(ends_step=True).name
     of_biases = update.operation(Bucket(*gradients.layout.span("b1")))
     assert not [array for array in of_biases.writes if array.dtype == np.uint16]
     of_a_piece = update.operation(Bucket(16, 32))  # the end of one row of W1, the beginning of the next
