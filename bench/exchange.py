@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
 
-WAYS = ("blocking", "host", "hierarchical", "peer")
+WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer")
 RATE = 2.0**-10
 TIMEOUT = 300
 """Seconds that NCCL may take for all sizes."""
@@ -61,6 +61,9 @@ class PlainUpdate:
 
         stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
         return self._kernels.sgd(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+
+    def refresh(self) -> QueueWork:
+        return lambda stream: None
 
     def bind_spread(self, peers: Peers) -> QueueWork:
         from nn.launches import Stretch
@@ -100,7 +103,15 @@ class Contender:
         update = PlainUpdate(self._parameters, self._gradients)
         phases = Phases(time.perf_counter())
         setting = exchange.Setting(
-            driver, self.streams, job, job.node, phases, self._gradients, [Bucket(0, size)], update
+            driver,
+            self.streams,
+            job,
+            job.node,
+            phases,
+            self._parameters,
+            self._gradients,
+            [Bucket(0, size)],
+            update,
         )
         self.exchange: Exchange = exchange.create(way, setting)
 

@@ -77,12 +77,13 @@ class Report:
 
 
 def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
-    """Rows for rank 0's phases, in the order of their first use; empty on the other ranks. Collective."""
+    """Rows for all phases in the order of their first use, rank 0's first; empty on others. Collective."""
     ranks = job.comm.gather({phase.name: phase for phase in times})
     if ranks is None:
         return []
     wall = sum(phase.host for rank in ranks for phase in rank.values()) / len(ranks)
-    return [_row([rank[name] for rank in ranks if name in rank], len(ranks), wall) for name in ranks[0]]
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return [_row([rank[name] for rank in ranks if name in rank], len(ranks), wall) for name in names]
 
 
 def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
@@ -178,10 +179,11 @@ def _exchange(environment: dict[str, Any], options: Options) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     why = {
-        "host": "pinned host memory, MPI_Iallreduce in panels that overlap with the backward pass",
+        "root": "MPI_Gather, rank 0 sums, updates and sends its parameters with MPI_Bcast, nothing overlaps",
+        "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
+        "host": "pinned host memory, MPI_Iallreduce in pieces that overlap with the backward pass",
+        "device": "MPI on device buffers, in panels that overlap with the backward pass",
         "peer": "GPUs write into each other's memory: sum, update and spread in one kernel",
         "hierarchical": "peer memory within a node, pinned host memory and MPI_Iallreduce across them",
-        "device": "MPI on device buffers, in panels that overlap with the backward pass",
-        "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
     }
     return f"{options.exchange}: {why[options.exchange]}"

@@ -228,6 +228,9 @@ def _tiles_deep(K: int) -> int:
 SPLIT: tuple[str, Constants] = ("split", {"REAL": "float"})
 """The kernel file and constants of what splits matrices into terms."""
 
+SPLIT_AT_ONCE = 2
+"""Matrices that one launch of it takes."""
+
 
 class TensorCores:
     """The kernels of gemm_wgmma.cu, and that of split.cu."""

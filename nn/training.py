@@ -152,6 +152,7 @@ class Training:
             machine.job,
             machine.job.node,
             machine.phases,
+            self._model.parameters.flat,
             self._gradients.flat,
             [panel.bucket for panel in self._panels],
             self._update,
@@ -217,7 +218,7 @@ class Training:
         read: the device never waits for the host in between.
         """
         log = _EpochLog(self._schedule, validation, console)
-        with closing(self._batches), console.bar(self._schedule.steps) as bar:
+        with closing(self._exchange), closing(self._batches), console.bar(self._schedule.steps) as bar:
             if self._schedule.steps:
                 self._batches.start()
             for epoch in range(self._schedule.epochs):

@@ -11,13 +11,14 @@ from nn.launches import Kernels, LossRing, Stretch
 from nn.network import Network
 from nn.operations import STEP, Compute, Operation, keep_loss
 from nn.patterns import merged
-from nn.tensor_cores import Terms
+from nn.tensor_cores import SPLIT_AT_ONCE, Terms
+from pyrt.driver import StreamHandle
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.peer import Peers
 from pyrt.kernels import Launch
 from pyrt.memory import Arena, DeviceArray
 
-_Arguments = tuple[DeviceArray, DeviceArray, DeviceArray | None, list[Stretch], float, float, float]
+_Arguments = tuple[DeviceArray, DeviceArray, DeviceArray | None, Sequence[Stretch], float, float, float]
 """Of `Kernels.sgd` and its kin, up to the ring."""
 
 
@@ -56,6 +57,8 @@ class SgdUpdate:
 
         What lies behind the last parameter (the loss) is left alone.
         """
+        if not ends_step and not self._stretches(buckets):
+            return _nothing
         operation = self.operation(*buckets, ends_step=ends_step)
         if self._kernels is not None:
             return operation.on_device(self._kernels)
@@ -65,7 +68,8 @@ class SgdUpdate:
     def bind_spread(self, peers: Peers) -> QueueWork:
         """The update of the peers' buckets by the ranks that own their shards, for all; the step ends."""
         assert self._kernels is not None, "peers have kernels"
-        return self._kernels.sum_update_spread(peers, *self._arguments(peers.buckets), self._ring)
+        stretches = [self._stretch(*bucket) for bucket in peers.buckets]
+        return self._kernels.sum_update_spread(peers, *self._arguments(stretches), self._ring)
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         """The same in two: the sums of the shard that this rank owns, in place of its gradients; the rest."""
@@ -73,12 +77,29 @@ class SgdUpdate:
         stretches = [self._stretch(*bucket) for bucket in peers.buckets]
         return (
             self._kernels.sum_shards(peers, self._gradients.flat, stretches),
-            self._kernels.update_spread(peers, *self._arguments(peers.buckets), self._ring),
+            self._kernels.update_spread(peers, *self._arguments(stretches), self._ring),
         )
 
+    def refresh(self) -> QueueWork:
+        """What queues the splitting of all weights that have terms."""
+        if self._kernels is None:
+            return _nothing
+        weights = [(self._parameters[f"W{layer}"], terms) for layer, terms in self._terms.items()]
+        launches = [
+            self._kernels.tensor_cores.split(*weights[i : i + SPLIT_AT_ONCE])
+            for i in range(0, len(weights), SPLIT_AT_ONCE)
+        ]
+
+        def queue(stream: StreamHandle) -> None:
+            for launch in launches:
+                launch(stream)
+
+        return queue
+
     def operation(self, *buckets: Bucket, ends_step: bool = False) -> Operation:
-        """The same as an operation of a step."""
-        parts = [self._descent(buckets)] if buckets else []
+        """The same as an operation of a step; there is something to do."""
+        stretches = self._stretches(buckets)
+        parts = [self._descent(stretches)] if stretches else []
         if ends_step:
             parts.append(keep_loss(self._ring))
         if len(parts) == 1:
@@ -88,11 +109,10 @@ class SgdUpdate:
             parts,
             tuple(array for part in parts for array in part.reads),
             tuple(array for part in parts for array in part.writes),
-            partial(self._launch, buckets=buckets, ring=self._ring),
+            partial(self._launch, stretches=stretches, ring=self._ring),
         )
 
-    def _descent(self, buckets: Sequence[Bucket]) -> Operation:
-        stretches = [self._stretch(*bucket) for bucket in buckets]
+    def _descent(self, stretches: Sequence[Stretch]) -> Operation:
         flat = [arena.flat for arena in (self._parameters, self._velocity) if arena is not None]
         changed = [array.rows(s.start, s.start + s.size) for array in flat for s in stretches]
         gradients = [self._gradients.flat.rows(s.start, s.start + s.size) for s in stretches]
@@ -102,7 +122,7 @@ class SgdUpdate:
             reads=(*gradients, *changed),
             writes=(*changed, *(array for s in stretches for array in _terms(s))),
             flops=sum(self._flops(stretch) for stretch in stretches),
-            on_device=partial(self._launch, buckets=buckets),
+            on_device=partial(self._launch, stretches=stretches),
             in_numpy=lambda: self._in_numpy(stretches),
         )
 
@@ -112,26 +132,30 @@ class SgdUpdate:
         momentum = 2 if self._velocity is not None else 0
         return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
 
-    def _launch(self, kernels: Kernels, buckets: Sequence[Bucket], ring: LossRing | None = None) -> Launch:
-        return kernels.sgd(*self._arguments(buckets), ring)
+    def _launch(self, kernels: Kernels, stretches: Sequence[Stretch], ring: LossRing | None = None) -> Launch:
+        return kernels.sgd(*self._arguments(stretches), ring)
 
-    def _arguments(self, buckets: Sequence[Bucket]) -> _Arguments:
+    def _arguments(self, stretches: Sequence[Stretch]) -> _Arguments:
         return (
             self._parameters.flat,
             self._gradients.flat,
             self._velocity.flat if self._velocity is not None else None,
-            [self._stretch(*bucket) for bucket in buckets],
+            stretches,
             self._rate,
             self._momentum,
             self._reg,
         )
+
+    def _stretches(self, buckets: Sequence[Bucket]) -> list[Stretch]:
+        """Those of the buckets that have parameters."""
+        return [self._stretch(*bucket) for bucket in buckets if bucket.start < self._parameters.layout.size]
 
     def _stretch(self, start: int, stop: int) -> Stretch:
         stop = min(stop, self._parameters.layout.size)
         layer = max(layer for layer, (first, _) in self._weights.items() if first <= start)
         first, end = self._weights[layer]
         decayed = max(0, min(stop, end) - start)
-        return Stretch(start, stop - start, decayed, start - first, self._terms.get(layer))
+        return Stretch(start, max(0, stop - start), decayed, start - first, self._terms.get(layer))
 
     def _in_numpy(self, stretches: Sequence[Stretch]) -> Compute:
         calls = [self._one_in_numpy(stretch) for stretch in stretches]
@@ -163,12 +187,17 @@ class SgdUpdate:
         return update
 
 
+def _nothing(stream: StreamHandle) -> None:
+    pass
+
+
 def _terms(stretch: Stretch) -> list[DeviceArray]:
-    """Those of its weights, which are whole rows: a matrix for each term."""
+    """Those of its weights: for each term a matrix of the rows that they lie in."""
     terms = stretch.terms
-    if terms is None:
+    if terms is None or not stretch.decayed:
         return []
-    start, stop = (place // terms.columns for place in (stretch.first, stretch.first + stretch.decayed))
+    start = stretch.first // terms.columns
+    stop = -(-(stretch.first + stretch.decayed) // terms.columns)
     return [
         terms.numbers.rows(first + start, first + stop)
         for first in range(0, terms.count * terms.rows, terms.rows)

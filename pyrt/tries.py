@@ -133,7 +133,7 @@ def exchange(job: Job, driver: Driver, iallreduce: bool) -> bool:
     gradients = DeviceArray.from_host(driver, np.zeros(sum(SIZES), DTYPE))
     buckets = [Bucket(0, SIZES[0]), Bucket(SIZES[0], gradients.size)]
     exchange = DeviceExchange(
-        Setting(driver, streams, job, job.node, phases, gradients, buckets, NoUpdate()), iallreduce
+        Setting(driver, streams, job, job.node, phases, gradients, gradients, buckets, NoUpdate()), iallreduce
     )
     right = True
     for step in range(2):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _BYE = b"."  # what a rank sends before it leaves in good order
 _TOKEN_BYTES = 16
+_LAST_WAIT = 2.0
+"""Seconds that a rank that leaves waits for the others to leave too."""
 _LAST_WORK = 1.0
 """Seconds in which kernels that were told to give up, and this rank's last words, come to an end."""
 
@@ -39,30 +41,38 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, args=(wakened,), name="watchdog", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Watch no more, and let the others know that this rank leaves in good order. Safe to call twice."""
-        if not self._thread.is_alive():
-            return
-        self._wake.send(_BYE)
-        self._thread.join()
-        self._wake.close()
+    def close(self) -> bool:
+        """Let the others know that this rank leaves in good order, and wait for them to, for a moment.
+
+        Returns whether all have left. To be called once.
+        """
         for peer in self._peers:
             with suppress(OSError):  # it left first
                 peer.send(_BYE)
+        self._thread.join(_LAST_WAIT)
+        have_left = not self._thread.is_alive()
+        with suppress(OSError):  # the thread has ended
+            self._wake.send(_BYE)
+        self._thread.join()
+        self._wake.close()
+        for peer in self._peers:
             peer.close()
+        return have_left
 
     def _watch(self, wakened: socket.socket) -> None:
         with wakened, selectors.DefaultSelector() as selector:
             selector.register(wakened, selectors.EVENT_READ)
             for peer in self._peers:
                 selector.register(peer, selectors.EVENT_READ)
-            while True:
+            left = 0
+            while left < len(self._peers):
                 for key, _ in selector.select():
                     if key.fileobj is wakened:
                         return
                     if not _left_in_good_order(key.fileobj):
                         self._end()
                     selector.unregister(key.fileobj)
+                    left += 1
 
     def _end(self) -> None:
         self._give_up()

@@ -2,9 +2,10 @@
 
 ================ ====================================================================================
 ``local``        one rank: nothing to sum
+``root``         master and workers: MPI_Gather, sum and update on rank 0, MPI_Bcast of the parameters
 ``blocking``     the course's way: all gradients down, MPI_Allreduce, up, update
-``host``         bucket by bucket: copies, MPI_Iallreduce and updates overlap with the backward pass
-``device``       the same without copies: MPI is given device buffers, where it can take them
+``host``         in pieces: copies, MPI_Iallreduce and updates overlap, also with the backward pass
+``device``       bucket by bucket, without copies: MPI is given device buffers, where it can take them
 ``peer``         one node: a kernel sums, updates and spreads over the memory of all its GPUs
 ``hierarchical`` several nodes: within each as ``peer``, across them as ``host``
 ================ ====================================================================================
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 
     from pyrt.exchange.peer import Peers
 
-CHOICES = ("blocking", "host", "device", "peer", "hierarchical")
+CHOICES = ("root", "blocking", "host", "device", "peer", "hierarchical")
 
 QueueWork = Callable[[StreamHandle], object]
 
 
 class Bucket(NamedTuple):
-    """A part of the flat gradient buffer, in elements, that is exchanged as one message."""
+    """A part of the flat gradient buffer, in elements, that may be exchanged once it is full."""
 
     start: int
     stop: int
@@ -51,9 +52,12 @@ class Update(Protocol):
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         """What queues the update of the parameters of these parts of the flat buffers on a stream.
 
-        One of an exchange's ends each step: it is queued last, when all sums are there. It may have no
-        buckets.
+        What lies behind the parameters is left alone; a bucket may lie there altogether. One of an
+        exchange's ends each step: it is queued last, when all sums are there. It may have no buckets.
         """
+
+    def refresh(self) -> QueueWork:
+        """What queues all that follows from parameters which somebody else has written on this device."""
 
     def bind_spread(self, peers: Peers) -> QueueWork:
         """What queues, on a stream: the sum of all buckets over the peers, the update of the shard that this
@@ -75,6 +79,9 @@ class NoUpdate:
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         return _nothing, _nothing
 
+    def refresh(self) -> QueueWork:
+        return _nothing
+
 
 def _nothing(stream: StreamHandle) -> None:
     pass
@@ -90,8 +97,11 @@ class Setting:
     node: MPI.Comm
     """The ranks that count as those of this rank's node."""
     phases: Phases
+    parameters: DeviceArray
+    """The flat buffer (m,): equal on all ranks, before a step and after it."""
     gradients: DeviceArray
-    """The flat buffer (n,): sums of this rank before, of all ranks after."""
+    """The flat buffer (n,), n >= m: sums of this rank before. After a step what lies behind the first m is
+    summed over all ranks; these are whatever the exchange and the update have left there."""
     buckets: Sequence[Bucket]
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
@@ -114,7 +124,16 @@ class Exchange(Protocol):
         """All buckets are ready: what is queued on the compute stream from here on sees new parameters."""
 
     def close(self) -> None:
-        """Collective, after the last step: what was taken for the exchange is given back."""
+        """Let go of all that is not this process's own. Waits for other ranks for a moment at most; safe to
+        call twice.
+
+        Between two steps, or after an exception that has ended one early.
+        """
+
+
+def covered(buckets: Sequence[Bucket]) -> Bucket:
+    """From the first element of all buckets to their last one."""
+    return Bucket(min(bucket.start for bucket in buckets), max(bucket.stop for bucket in buckets))
 
 
 def create(name: str, setting: Setting) -> Exchange:
@@ -128,13 +147,16 @@ def create(name: str, setting: Setting) -> Exchange:
     from pyrt.exchange.host import HostExchange
     from pyrt.exchange.local import LocalExchange
     from pyrt.exchange.peer import PeerExchange
+    from pyrt.exchange.root import RootExchange
 
     if setting.job.size == 1:
         return LocalExchange(setting)
-    if name == "peer":
-        return PeerExchange(setting)
-    if name == "hierarchical":
-        return HierarchicalExchange(setting)
-    if name == "device":
-        return device.create(setting)
-    return HostExchange(setting) if name == "host" else BlockingExchange(setting)
+    made: dict[str, Callable[[Setting], Exchange]] = {
+        "root": RootExchange,
+        "blocking": BlockingExchange,
+        "host": HostExchange,
+        "device": device.create,
+        "peer": PeerExchange,
+        "hierarchical": HierarchicalExchange,
+    }
+    return made[name](setting)

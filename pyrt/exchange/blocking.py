@@ -1,13 +1,13 @@
 """The course's way: the whole gradients down, MPI_Allreduce, up again, update. Nothing overlaps.
 
-The rung to start reading at, and the one to measure the others against.
+The one to measure the others against.
 """
 
 from __future__ import annotations
 
 from mpi4py import MPI
 
-from pyrt.exchange import Setting
+from pyrt.exchange import Setting, covered
 from pyrt.memory import pinned
 
 
@@ -21,9 +21,7 @@ class BlockingExchange:
         self._driver = setting.driver
         self._streams = setting.streams
         self._comm = setting.job.comm
-        start = min(bucket.start for bucket in setting.buckets)
-        stop = max(bucket.stop for bucket in setting.buckets)
-        self._gradients = setting.gradients.rows(start, stop)
+        self._gradients = setting.gradients.rows(*covered(setting.buckets))
         self._host = pinned(setting.driver, self._gradients.shape, self._gradients.dtype)
         self._update = setting.update.bind(*setting.buckets, ends_step=True)
         phase = setting.phases.phase
@@ -34,9 +32,6 @@ class BlockingExchange:
         self._phases = setting.phases
 
     def ready(self, bucket: int) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
     def finish(self) -> None:
@@ -52,3 +47,6 @@ class BlockingExchange:
             self._driver.synchronize_stream(compute)
         with self._step:
             self._update(compute)
+
+    def close(self) -> None:
+        pass

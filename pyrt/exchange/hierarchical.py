@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mpi4py import MPI
+
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, NoUpdate, Setting
 from pyrt.exchange.host import HostExchange
@@ -48,8 +50,12 @@ class HierarchicalExchange:
         self._memory = PeerMemory(setting, node)
         across = job.comm.Split(node.rank, job.rank)
         self._shards = shard_buckets(self._memory.peers)
-        self._across = HostExchange(
-            replace(setting, job=replace(job, comm=across), buckets=self._shards, update=NoUpdate())
+        self._across = (
+            HostExchange(
+                replace(setting, job=replace(job, comm=across), buckets=self._shards, update=NoUpdate())
+            )
+            if self._shards
+            else None  # all that there is belongs to others
         )
         self._comm = across
         self._compute = setting.streams.compute
@@ -64,13 +70,16 @@ class HierarchicalExchange:
     def finish(self) -> None:
         with self._sum_phase:
             self._sum(self._compute)
-        for shard in range(len(self._shards)):
-            self._across.ready(shard)
-        self._across.finish()
+        if self._across is not None:
+            for shard in range(len(self._shards)):
+                self._across.ready(shard)
+            self._across.finish()
         with self._spread_phase:
             self._spread(self._compute)
 
     def close(self) -> None:
-        self._across.close()
+        if self._across is not None:
+            self._across.close()
         self._memory.close()
-        self._comm.Free()
+        if self._comm != MPI.COMM_NULL:
+            self._comm.Free()

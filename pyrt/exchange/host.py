@@ -1,41 +1,51 @@
-"""Through pinned host memory, bucket by bucket, overlapped with the backward pass and with each other.
+"""Through pinned host memory in pieces, overlapped with the backward pass and with each other.
 
-    compute   | bucket 0 | bucket 1 | bucket 2 |          | update 0 | update 1 | update 2 |
-    download              | copy 0   | copy 1   | copy 2
-    MPI                              | Iallreduce 0 | Iallreduce 1 | Iallreduce 2
-    upload                                           | copy 0 | copy 1 | copy 2
+    compute   | bucket 0 | bucket 1 |               | update 0 | update 1 | update 2 |
+    download             | copy 0 | copy 1 | copy 2
+    MPI                           | Iallreduce 0 | Iallreduce 1 | Iallreduce 2
+    upload                                       | copy 0   | copy 1   | copy 2
 
-MPI makes progress when it is called: at every ``ready``, and without pause in ``finish``. No device
-pointer reaches MPI, so this is safe on every MPI. Sums are posted and applied in bucket order on every
-rank, whatever order they arrive in. A buffer of its own takes the sum: with MPI_IN_PLACE Open MPI falls
-back to a tree that takes twice as long (see ``_TUNING`` in pyrt/job.py).
+A bucket leaves the device once its gradients are there, piece by piece: while one piece comes down another
+is summed, a third goes up and a fourth is applied. MPI makes progress when it is called: at every ``ready``,
+and without pause in ``finish``. No device pointer reaches MPI, so this is safe on every MPI. Sums are posted
+and applied in the same order on every rank, whatever order they arrive in. A buffer of its own takes the
+sums: with MPI_IN_PLACE Open MPI falls back to a tree that takes twice as long (see ``_TUNING`` in
+pyrt/job.py).
 """
 
 from __future__ import annotations
 
+import numpy as np
 from mpi4py import MPI
 
+from pyrt.driver import EventHandle
 from pyrt.exchange import Bucket, QueueWork, Setting
 from pyrt.memory import pinned
 
+PIECE_BYTES = 512 * 1024
+"""Buckets are cut into pieces of about this size: smaller ones overlap more, but each costs the host two
+copies, a message and an update. Still to be measured."""
 
-class _Stage:
-    """What one bucket needs on its way: buffers, events, the request of its sum, its update."""
+_VECTOR = 4  # elements; a piece has whole vectors, so that the next one begins aligned
 
-    def __init__(self, setting: Setting, bucket: Bucket, is_last: bool) -> None:
-        driver = setting.driver
-        self.gradients = setting.gradients.rows(*bucket)
-        self.mine = pinned(driver, self.gradients.shape, self.gradients.dtype)
-        self.summed = pinned(driver, self.gradients.shape, self.gradients.dtype)
-        self.computed = driver.create_event(timing=False)
-        self.downloaded = driver.create_event(timing=False)
-        self.uploaded = driver.create_event(timing=False)
-        self.request: MPI.Request | None = None
-        self.update: QueueWork = setting.update.bind(bucket, ends_step=is_last)
+
+class _Piece:
+    """What a piece of a bucket needs on its way: buffers, events, the request of its sum, its update."""
+
+    def __init__(
+        self, setting: Setting, place: Bucket, mine: np.ndarray, summed: np.ndarray, is_last: bool
+    ) -> None:
+        """``mine`` and ``summed`` are as the flat gradients, on the host."""
+        self.gradients = setting.gradients.rows(*place)
+        self.mine, self.summed = mine[slice(*place)], summed[slice(*place)]
+        self.downloaded = setting.driver.create_event(timing=False)
+        self.uploaded = setting.driver.create_event(timing=False)
+        self.request = MPI.REQUEST_NULL
+        self.update: QueueWork = setting.update.bind(place, ends_step=is_last)
 
 
 class HostExchange:
-    """Buckets move from ``queued`` (copied down) to ``posted`` (being summed) to ``applied``, in order."""
+    """Pieces move from ``queued`` (copied down) to ``posted`` (being summed) to ``applied``, in order."""
 
     name = "host"
     on_device = False
@@ -45,8 +55,8 @@ class HostExchange:
         self._streams = setting.streams
         self._job = setting.job
         self._comm = setting.job.comm
-        last = len(setting.buckets) - 1
-        self._stages = [_Stage(setting, bucket, i == last) for i, bucket in enumerate(setting.buckets)]
+        self._buckets = _cut(setting)
+        self._pieces = [piece for _, pieces in self._buckets for piece in pieces]
         self._queued = self._posted = self._applied = 0
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", self._streams.download)
@@ -56,22 +66,26 @@ class HostExchange:
         self._phases = setting.phases
 
     def ready(self, bucket: int) -> None:
-        stage = self._stages[bucket]
+        computed, pieces = self._buckets[bucket]
         driver, download = self._driver, self._streams.download
-        driver.record(stage.computed, self._streams.compute)
-        driver.wait(download, stage.computed)
+        driver.record(computed, self._streams.compute)
+        driver.wait(download, computed)
         with self._down:
-            stage.gradients.queue_download(stage.mine, download)
-        driver.record(stage.downloaded, download)
-        self._queued += 1
+            for piece in pieces:
+                piece.gradients.queue_download(piece.mine, download)
+                driver.record(piece.downloaded, download)
+        self._queued += len(pieces)
         self._advance(wait=False)
-
-    def close(self) -> None:
-        pass
 
     def finish(self) -> None:
         self._phases.barrier()
         self._advance(wait=True)
+        self._queued = self._posted = self._applied = 0
+
+    def close(self) -> None:
+        """MPI can neither cancel nor free a collective: after an error sums may be left under way."""
+        for piece in self._pieces[self._applied : self._posted]:
+            piece.request.Test()
         self._queued = self._posted = self._applied = 0
 
     def _advance(self, wait: bool) -> None:
@@ -84,25 +98,52 @@ class HostExchange:
                     summed = self._poll()
             if not summed:
                 return
-            self._apply(self._stages[self._applied])
+            self._apply(self._pieces[self._applied])
             self._applied += 1
 
     def _poll(self) -> bool:
-        """Post what can be posted; whether the next bucket to apply has its sum."""
-        while self._posted < self._queued:
-            stage = self._stages[self._posted]
-            if not self._driver.is_done(stage.downloaded):
-                break
-            stage.request = self._comm.Iallreduce(stage.mine, stage.summed)
-            self._posted += 1
-        request = self._stages[self._applied].request
-        return self._applied < self._posted and request is not None and request.Test()
+        """Post what can be posted; whether the next piece to apply has its sum.
 
-    def _apply(self, stage: _Stage) -> None:
+        One test lets MPI work at all sums that are posted; which of the later ones are done does not matter.
+        """
+        while self._posted < self._queued:
+            piece = self._pieces[self._posted]
+            if not self._driver.is_done(piece.downloaded):
+                break
+            piece.request = self._comm.Iallreduce(piece.mine, piece.summed)
+            self._posted += 1
+        return self._applied < self._posted and self._pieces[self._applied].request.Test()
+
+    def _apply(self, piece: _Piece) -> None:
         upload, compute = self._streams.upload, self._streams.compute
         with self._up:
-            stage.gradients.queue_upload(stage.summed, upload)
-        self._driver.record(stage.uploaded, upload)
-        self._driver.wait(compute, stage.uploaded)
+            piece.gradients.queue_upload(piece.summed, upload)
+        self._driver.record(piece.uploaded, upload)
+        self._driver.wait(compute, piece.uploaded)
         with self._step:
-            stage.update(compute)
+            piece.update(compute)
+
+
+def _cut(setting: Setting) -> list[tuple[EventHandle, list[_Piece]]]:
+    """For each bucket the event that its gradients are there, and its pieces."""
+    driver, gradients = setting.driver, setting.gradients
+    mine, summed = (pinned(driver, gradients.shape, gradients.dtype) for _ in range(2))
+    last = setting.buckets[-1].stop  # of one piece alone: buckets are apart
+    return [
+        (
+            driver.create_event(timing=False),
+            [
+                _Piece(setting, place, mine, summed, is_last=place.stop == last)
+                for place in pieces(bucket, gradients.dtype.itemsize)
+            ],
+        )
+        for bucket in setting.buckets
+    ]
+
+
+def pieces(bucket: Bucket, itemsize: int) -> list[Bucket]:
+    """The bucket in pieces of about `PIECE_BYTES`, of equal size but for the last."""
+    size = bucket.stop - bucket.start
+    count = max(1, round(size * itemsize / PIECE_BYTES))
+    step = -(-size // (count * _VECTOR)) * _VECTOR
+    return [Bucket(start, min(start + step, bucket.stop)) for start in range(bucket.start, bucket.stop, step)]

@@ -127,6 +127,7 @@ class PeerMemory:
             min(BLOCKS[most_ranks(node.size)], -(-shard // (_WARP * blocks)) * _WARP),
         )
         self._watchdog = Watchdog(node, self._give_up)
+        self._closed = False
 
     def _exchange_handles(self) -> list[DeviceArray]:
         """The mailbox of each rank, in this process."""
@@ -144,14 +145,16 @@ class PeerMemory:
         self._given_up[0] = 1
 
     def close(self) -> None:
-        """Collective, after the last step."""
+        """Let go of the others' mailboxes; of this rank's, once they have."""
+        if self._closed:
+            return
+        self._closed = True
         self._driver.synchronize_stream(self._stream)
-        self._watchdog.close()
         for rank, mailbox in enumerate(self.peers.mailboxes):
-            if rank != self._node.rank:
+            if rank != self.peers.rank:
                 self._driver.release_memory(mailbox.pointer)
-        self._job.wait_for_all()  # nobody uses this rank's mailbox any more
-        self._driver.free(self._mailbox.pointer)
+        if self._watchdog.close():
+            self._driver.free(self._mailbox.pointer)  # else the driver does so when it closes
 
 
 def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:

@@ -147,8 +147,9 @@ def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
 
 
 @pytest.mark.parallel([2])
-def test_graphs_around_the_blocking_exchange_give_the_same_bits(ended):
-    case = {"exchange": "blocking", "samples": 25}
+@pytest.mark.parametrize("exchange", ["root", "blocking"])
+def test_graphs_around_exchanges_that_wait_give_the_same_bits(ended, exchange):
+    case = {"exchange": exchange, "samples": 25}
     assert ended(graph=False, **case)[:3] == ended(**case)[:3]
 
 

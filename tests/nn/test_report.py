@@ -41,6 +41,13 @@ def test_a_phase_that_some_ranks_never_enter_still_adds_up():
     assert sum(row.share for row in found) == 1
 
 
+def test_a_phase_that_rank_0_never_enters_adds_up_too():
+    """Behind its own: the others take over parameters which rank 0 has."""
+    found = rows([times("other", 4.0)], [times("up", 1.0, calls=3), times("other", 3.0)])
+    assert [(row.name, row.calls, row.host) for row in found] == [("other", 2, 3.5), ("up", 3, 0.5)]
+    assert sum(row.share for row in found) == 1
+
+
 def test_calls_that_were_not_timed_on_the_device_count_as_long_as_the_others():
     timed, untimed = rows([times("forward", 1, calls=10, device=0.3, device_calls=3), times("load", 1)])
     assert timed.device == pytest.approx(1.0)

@@ -1,6 +1,7 @@
 """nn/run.py: whole runs in process, on one rank and on several, against the reference and plain loops."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from nn.training import Diverged
 from pyrt import devices
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
+from pyrt.exchange import CHOICES, host, local
 from pyrt.job import join
 from pyrt.kernels import KernelLibrary
 
@@ -182,6 +184,15 @@ def test_a_batch_larger_than_the_set_is_one_batch_and_says_so(capsys, digits):
     assert text.count("\nstep") == 2
 
 
+@pytest.mark.parametrize("rate", [0.1, 1e300])
+def test_the_exchange_is_closed_however_a_run_ends(digits, monkeypatch, rate):
+    closed = []
+    monkeypatch.setattr(local.LocalExchange, "close", lambda exchange: closed.append(exchange))
+    with pytest.raises(Diverged) if rate > 1 else nullcontext():
+        run(using(data=digits(), lr=rate, epochs=3))
+    assert len(closed) == 1
+
+
 @pytest.mark.filterwarnings(
     "error::RuntimeWarning"
 )  # a warning of NumPy's would be a second line, of every rank
@@ -273,11 +284,13 @@ CASES = {
 def differ_from_the_reference(source, monkeypatch, **changes):
     """The cases whose parameters end further from the reference than --check allows."""
     failed = []
-    for panel_bytes in (plan.PANEL_BYTES, 300):  # a bucket a layer, or panels of a few rows
+    # A bucket a layer in pieces of a row or two, or panels of a few rows.
+    for panel_bytes, piece_bytes in ((plan.PANEL_BYTES, 90), (300, host.PIECE_BYTES)):
         monkeypatch.setattr(plan, "PANEL_BYTES", panel_bytes)
+        monkeypatch.setattr(host, "PIECE_BYTES", piece_bytes)
         for name, case in CASES.items():
             for dtype in ("float32", "float64"):
-                for exchange in ("host", "blocking"):
+                for exchange in CHOICES:
                     options = using(
                         check=True, data=source, dtype=dtype, exchange=exchange, **case, **changes
                     )
@@ -313,6 +326,19 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
     assert run(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("exchange", CHOICES)
+def test_terms_of_weights_follow_them_on_every_rank(driver, digits, monkeypatch, exchange):
+    """Wherever these were updated: gradients of a rank whose products took old ones would be far off."""
+    if not runs_gemm("wgmma", driver.architecture):
+        pytest.skip("needs the tensor cores of sm_90")
+    monkeypatch.setattr(host, "PIECE_BYTES", 2000)
+    source = digits(320, test=10, shape=(6, 8))
+    where = {"device": driver.name, "share_gpus": True, "gemm": "wgmma", "exchange": exchange}
+    report = run(using(hidden=(72, 70), batch=160, epochs=3, lr=1.0, data=source, check=True, **where))
+    assert report.passed, str(report.check)
 
 
 @pytest.mark.parametrize(

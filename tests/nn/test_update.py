@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from nn import plan
-from nn.launches import LossRing
+from nn.launches import Kernels, LossRing
 from nn.network import Network
 from nn.plan import gradient_layout, panels
 from nn.tensor_cores import Terms
 from nn.update import SgdUpdate
 from pyrt.driver.cpu import CpuDriver
+from pyrt.exchange import Bucket
 from pyrt.memory import Arena, DeviceArray, Layout
 
 NETWORK = Network((13, 7, 5, 3), "sigmoid", "softmax")
@@ -102,6 +103,72 @@ def test_padding_stays_zero():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("size", [4, 20, 52])
+def test_pieces_of_buckets_give_the_bits_of_whole_ones(place, dtype, momentum, size):
+    """Pieces may begin or end anywhere: among weights, among biases, in padding, at the loss."""
+    driver, kernels = place
+    results = []
+    for cut in (False, True):
+        rng = np.random.default_rng(0)
+        parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
+        gradients = Arena(driver, gradient_layout(NETWORK, dtype.name))
+        velocity = Arena(driver, parameters.layout) if momentum else None
+        parameters.set(random(rng))
+        ring = ring_of(driver, dtype.name)
+        terms = {layer: Terms.empty(driver, 3, *NETWORK.shapes[f"W{layer}"]) for layer in (1, 2)}
+        with_terms = terms if kernels is not None and dtype == np.float32 else {}
+        update = SgdUpdate(
+            NETWORK, parameters, gradients, velocity, RATE, momentum, REG, kernels, ring, with_terms
+        )
+        buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
+        if cut:
+            buckets = [piece for bucket in buckets for piece in pieces_of(bucket, size)]
+        calls = [update.bind(bucket) for bucket in buckets]
+        stream = driver.create_stream()
+        for _ in range(STEPS):
+            gradients.set({**random(rng), "loss": np.ones(1)})
+            for call in calls:
+                call(stream)
+            driver.synchronize()
+        arrays = [parameters.flat, *(each.array for each in terms.values())]
+        results.append([array.to_host().tobytes() for array in arrays])
+    assert results[0] == results[1]
+
+
+def pieces_of(bucket, size):
+    return [Bucket(start, min(start + size, bucket.stop)) for start in range(*bucket, size)]
+
+
+@pytest.mark.kernels
+def test_refreshed_terms_are_those_that_the_update_leaves(driver, library):
+    """Of any number of layers; without terms, or in NumPy, there is nothing to do."""
+    kernels, stream = Kernels(library, np.float32), driver.create_stream()
+    parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
+    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    parameters.set(random(np.random.default_rng(0)))
+    gradients.set({**random(np.random.default_rng(1)), "loss": np.ones(1)})
+    ring = ring_of(driver, "float32")
+
+    def empty(*layers):
+        return {layer: Terms.empty(driver, 3, *NETWORK.shapes[f"W{layer}"]) for layer in layers}
+
+    def made(terms, kernels=kernels):
+        return SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, kernels, ring, terms)
+
+    def bits(terms):
+        driver.synchronize()
+        return [each.array.to_host().tobytes() for each in terms.values()]
+
+    updated = empty(1, 2, 3)
+    made(updated).bind(*(panel.bucket for panel in panels(NETWORK, gradients.layout)))(stream)
+    for layers in ((), (2,), (1, 3), (1, 2, 3)):
+        refreshed = empty(*layers)
+        made(refreshed, None).refresh()(stream)
+        made(refreshed).refresh()(stream)
+        assert bits(refreshed) == bits({layer: updated[layer] for layer in layers})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum):
     monkeypatch.setattr(plan, "PANEL_BYTES", 100)
     driver = CpuDriver()
@@ -123,6 +190,12 @@ def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum
     assert whole.flops == sum(update.operation(bucket).flops for bucket in buckets)
     written = [array.pointer for array in whole.writes if array.dtype == np.uint16]
     assert written[0] == terms[1].array.pointer and len(written) % 3 == 0
+    loss = Bucket(*gradients.layout.span("loss"))
+    assert update.operation(loss, ends_step=True).name == update.operation(ends_step=True).name
+    of_biases = update.operation(Bucket(*gradients.layout.span("b1")))
+    assert not [array for array in of_biases.writes if array.dtype == np.uint16]
+    of_a_piece = update.operation(Bucket(16, 32))  # the end of one row of W1, the beginning of the next
+    assert {array.shape for array in of_a_piece.writes if array.dtype == np.uint16} == {(2, 13)}
 
 
 @pytest.mark.parametrize("buckets", [0, 1, 3])

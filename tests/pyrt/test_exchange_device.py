@@ -254,7 +254,15 @@ class TestRefusals:
         trainer, comm, _ = deaf(cpu)
         trainer.exchange.close()
         setting = exchange.Setting(
-            cpu, trainer.streams, Job(comm, comm, "", 1.0), comm, None, None, [Bucket(0, 2**31 - 2)], None
+            cpu,
+            trainer.streams,
+            Job(comm, comm, "", 1.0),
+            comm,
+            None,
+            None,
+            None,
+            [Bucket(0, 2**31 - 2)],
+            None,
         )
         with pytest.raises(UserError, match="MPI counts to 2\\^31"):
             create(setting)

@@ -1,0 +1,107 @@
+"""Master and workers: rank 0 sums everybody's gradients, updates, and sends its parameters to all.
+
+    rank 0  | gradients down | MPI_Gather | sum | up | update | parameters down | MPI_Bcast |
+    others  | gradients down | MPI_Gather |                                     | MPI_Bcast | parameters up |
+
+The rung to start reading at. Nothing overlaps; rank 0 takes in n gradients from each of the others, and
+these have nothing to do until its parameters come. No sum is made twice, so all ranks have rank 0's bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mpi4py import MPI
+
+from pyrt.exchange import Setting, covered
+from pyrt.memory import pinned
+
+_ROOT = 0
+
+
+class RootExchange:
+    """Two messages for all buckets, after the last one is ready."""
+
+    name = "root"
+    on_device = False
+
+    def __init__(self, setting: Setting) -> None:
+        self._driver = setting.driver
+        self._streams = setting.streams
+        self._comm = setting.job.comm
+        self._phases = setting.phases
+        self._is_root = setting.job.rank == _ROOT
+        self._make_buffers(setting)
+        self._update = setting.update.bind(*setting.buckets if self._is_root else (), ends_step=True)
+        self._refresh = setting.update.refresh()
+        phase, compute = setting.phases.phase, self._streams.compute
+        self._gradients_down = phase("gradients device -> host", compute)
+        self._gather = phase("MPI_Gather")
+        self._sum = phase("sum of gradients")
+        self._gradients_up = phase("gradients host -> device", compute)
+        self._step = phase("step", compute)
+        self._parameters_down = phase("parameters device -> host", compute)
+        self._bcast = phase("MPI_Bcast")
+        self._parameters_up = phase("parameters host -> device", compute)
+
+    def _make_buffers(self, setting: Setting) -> None:
+        """On the host a row for the gradients of each rank that are sent here; parameters use the first."""
+        start, stop = covered(setting.buckets)
+        end = min(stop, setting.parameters.size)
+        self._gradients = setting.gradients.rows(start, stop)
+        self._parameters = setting.parameters.rows(start, end)
+        ranks = setting.job.size if self._is_root else 1
+        rows = pinned(self._driver, (ranks, stop - start), self._gradients.dtype)
+        self._host, *self._others = rows
+        self._host_parameters = self._host[: end - start]
+        # What is behind the parameters is summed too, and goes to the others with them.
+        received = (self._parameters, self._host_parameters)
+        behind = (setting.gradients.rows(end, stop), self._host[end - start :])
+        self._received = [received, behind] if end < stop else [received]
+        self._sent = MPI.IN_PLACE if self._is_root else self._host
+        self._gathered = rows if self._is_root else None
+
+    def ready(self, bucket: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        compute = self._streams.compute
+        with self._gradients_down:
+            self._gradients.queue_download(self._host, compute)
+            self._driver.synchronize_stream(compute)
+        self._phases.barrier()
+        with self._gather:
+            self._comm.Gather(self._sent, self._gathered, root=_ROOT)
+        if self._is_root:
+            self._sum_and_update()
+        self._phases.barrier()
+        with self._bcast:
+            self._comm.Bcast(self._host, root=_ROOT)
+        if not self._is_root:
+            self._take_over()
+
+    def _sum_and_update(self) -> None:
+        """Rank 0, from everybody's gradients to new parameters, which it leaves where MPI sends them from."""
+        compute = self._streams.compute
+        with self._sum:
+            for gradients in self._others:
+                np.add(self._host, gradients, out=self._host)
+        with self._gradients_up:
+            self._gradients.queue_upload(self._host, compute)
+        with self._step:
+            self._update(compute)
+        with self._parameters_down:
+            self._parameters.queue_download(self._host_parameters, compute)
+            self._driver.synchronize_stream(compute)
+
+    def _take_over(self) -> None:
+        """The others, once rank 0's parameters are here, which are up before the next gradients come down."""
+        compute = self._streams.compute
+        with self._parameters_up:
+            for array, host in self._received:
+                array.queue_upload(host, compute)
+        with self._step:
+            self._refresh(compute)
+            self._update(compute)
+
+    def close(self) -> None:
+        pass
