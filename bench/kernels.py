@@ -132,6 +132,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from nn.model import Model
     from nn.training import Training
     from pyrt.devices import open_device
+    from pyrt.exchange.choose import choose
     from pyrt.kernels import KernelLibrary
     from pyrt.phases import Phases
     from pyrt.streams import Streams
@@ -139,7 +140,9 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
         dataset = data.load(options.data)
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
-        machine = Machine(job, driver, Streams(driver), Phases(time.perf_counter()), kernels)
+        machine = Machine(
+            job, driver, Streams(driver), Phases(time.perf_counter()), kernels, choose("auto", driver, job)
+        )
         schedule = Schedule(
             len(dataset.images), options.batch, options.batch, 1, options.shuffle, options.seed
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nn.launches import Kernels
 from pyrt.driver import Driver
+from pyrt.exchange.choose import Choice
 from pyrt.job import Job
 from pyrt.phases import Phases
 from pyrt.streams import Streams
@@ -20,3 +21,4 @@ class Machine:
     streams: Streams
     phases: Phases
     kernels: Kernels | None
+    exchange: Choice

@@ -76,7 +76,14 @@ class Options:
         "with --gemm wgmma alone)",
         choices=tuple(TERMS),
     )
-    exchange: str = _option("host", "how gradients are summed over ranks", choices=exchange.CHOICES)
+    exchange: str = _option(
+        "auto",
+        "how gradients are summed over ranks; auto: the fastest that works here",
+        choices=("auto", *exchange.CHOICES),
+    )
+    ranks_per_node: int | None = _option(
+        None, "so many consecutive ranks count as a node, for --exchange peer and hierarchical", "K"
+    )
     placement: str = _option(
         "auto",
         "of the training set: resident on the device, or streamed to it; auto: resident where it fits",
@@ -95,7 +102,7 @@ class Options:
             raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
         for size in self.hidden:
             _require("hidden", size, size >= 1, "layers of 1 unit or more")
-        for name in ("batch", "samples", "print_every"):
+        for name in ("batch", "samples", "print_every", "ranks_per_node"):
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 1), "a whole number, 1 or more"
             )

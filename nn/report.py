@@ -137,7 +137,7 @@ def header(
     lines = [
         ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
         ("device", _devices(environment)),
-        ("exchange", _exchange(environment, options)),
+        ("exchange", _exchange(environment)),
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {options.dtype}"),
     ]
@@ -175,7 +175,7 @@ def _devices(environment: dict[str, Any]) -> str:
     return f"{text} ({environment['device_why']})" if environment["device_why"] else text
 
 
-def _exchange(environment: dict[str, Any], options: Options) -> str:
+def _exchange(environment: dict[str, Any]) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     why = {
@@ -186,4 +186,5 @@ def _exchange(environment: dict[str, Any], options: Options) -> str:
         "peer": "GPUs write into each other's memory: sum, update and spread in one kernel",
         "hierarchical": "peer memory within a node, pinned host memory and MPI_Iallreduce across them",
     }
-    return f"{options.exchange}: {why[options.exchange]}"
+    name, reason = environment["exchange"], environment["exchange_why"]
+    return f"{name}: {why[name]}{f' ({reason})' if reason else ''}"

@@ -12,6 +12,7 @@ from nn.launches import Kernels
 from nn.mma import MMA_TERMS, mma_product, parts_sum
 from nn.narrow_head import NARROW_CLASSES, narrow_head_constants
 from nn.tensor_cores import SPLIT, TERMS, tensor_product
+from pyrt.exchange.peer import BLOCKS, most_ranks
 from pyrt.kernels import Constants
 
 Wanted = list[tuple[str, Constants]]
@@ -34,10 +35,12 @@ def required(
     pixel: DTypeLike,
     apart: bool = False,
     exchange: str = "local",
+    peers: int = 1,
 ) -> Wanted:
     """What training and evaluation need. ``pixel`` is the dtype of the images; for ``apart`` see `is_apart`.
 
-    The products are X W^T, dZ^T X and dZ W. Of the exchanges one has a kernel of its own.
+    The products are X W^T, dZ^T X and dZ W. Some exchanges have kernels of their own, those of
+    ``peers`` ranks a node.
     """
     real, pixel = kernels.real, np.dtype(pixel)
     result: Wanted = [
@@ -51,6 +54,8 @@ def required(
         result.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
     if exchange == "device":
         result.append(("exchange", {"REAL": real}))
+    if exchange in ("peer", "hierarchical") and 1 < peers <= max(BLOCKS):
+        result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
     return [
         *result,
         *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),

@@ -29,6 +29,7 @@ from nn.training import Diverged, Epoch, Machine, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
+from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
@@ -56,8 +57,9 @@ def run(
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
-        kernels = _kernels(options, job, phases, device.driver, dataset)
-        machine = Machine(job, device.driver, Streams(device.driver), phases, kernels)
+        way = choose(options.exchange, device.driver, job, options.ranks_per_node)
+        kernels = _kernels(options, job, phases, device.driver, dataset, way)
+        machine = Machine(job, device.driver, Streams(device.driver), phases, kernels, way)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with np.errstate(all="ignore"):
             pipeline = _Pipeline(options, machine, dataset, console, device.why)
@@ -105,7 +107,9 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
-def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset: Dataset) -> Kernels | None:
+def _kernels(
+    options: Options, job: Job, phases: Phases, driver: Driver, dataset: Dataset, way: Choice
+) -> Kernels | None:
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
     with job.together():
         _require_gemm(options, driver)
@@ -117,9 +121,9 @@ def _kernels(options: Options, job: Job, phases: Phases, driver: Driver, dataset
         if job.node.rank == 0:
             rows, classes = options.batch // job.size, dataset.classes
             apart = is_apart(kernels, options.hidden, classes, rows, options.profile)
-            exchange = options.exchange if job.size > 1 else "local"
+            exchange = way.name, way.node.size
             wanted = required(
-                kernels, options.activation, options.head, classes, dataset.images.dtype, apart, exchange
+                kernels, options.activation, options.head, classes, dataset.images.dtype, apart, *exchange
             )
             kernels.library.compile(wanted)
     return kernels
@@ -299,7 +303,8 @@ class _Pipeline:
             "device_why": why,
             "mpi": job.library,
             "blas_threads": job.threads,
-            "exchange": options.exchange if job.size > 1 else "local",
+            "exchange": self._machine.exchange.name,
+            "exchange_why": self._machine.exchange.why,
             "placement": self._placement,
             "graphs": self._graphs,
             "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",

@@ -145,19 +145,19 @@ class Training:
         )
 
     def _make_exchange(self) -> Exchange:
-        options, machine = self._options, self._machine
+        machine = self._machine
         setting = exchange.Setting(
             machine.driver,
             machine.streams,
             machine.job,
-            machine.job.node,
+            machine.exchange.node,
             machine.phases,
             self._model.parameters.flat,
             self._gradients.flat,
             [panel.bucket for panel in self._panels],
             self._update,
         )
-        return exchange.create(options.exchange, setting)
+        return exchange.create(machine.exchange.name, setting)
 
     def _steps_at_once(self) -> int:
         """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
@@ -228,7 +228,6 @@ class Training:
                         self._check(step, loss, console)
                         log.add(step, loss)
                     bar.update(run.steps)
-        self._exchange.close()
         return log.epochs
 
     def _waits(self, stop: int, validation: Evaluator | None) -> bool:

@@ -30,6 +30,8 @@ class Driver(Protocol):
     """``cuda``, ``emulated`` or ``cpu``."""
     device_name: str
     """The device in words, for people."""
+    device_id: str
+    """Names the device: the same for two ranks of a node that share it."""
     architecture: str
     """What kernels are compiled for (``sm_80``, ``sm_90a``, ``emulated``); empty without kernels."""
     has_kernels: bool

@@ -35,6 +35,7 @@ class CpuDriver:
     architecture = ""
     has_kernels = False
     multiprocessors = 0
+    device_id = "cpu"
     shared_memory = 0
 
     def __init__(self) -> None:

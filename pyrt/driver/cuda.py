@@ -94,6 +94,7 @@ class CudaDriver:
         cuda.init()
         device = cuda.Device(index)
         self.device_name = device.name()
+        self.device_id = _uuid(index)
         capability = device.compute_capability()
         # The "a" brings what is this architecture's alone: wgmma, the sharing out of registers.
         self.architecture = "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")

@@ -46,6 +46,7 @@ class EmulatedDriver:
         self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "0") != "0"
         self._runtime = Runtime(self._sanitize)
         self.multiprocessors = _cores()
+        self.device_id = f"process {os.getpid()}"
         self.device_name = f"{self.multiprocessors} cores{', with checks' if self._sanitize else ''}"
         self._sizes: dict[int, int] = {}
         self._exported: dict[int, sharing.SharedFile] = {}

@@ -1,0 +1,93 @@
+"""Which exchange a job takes where the user names none: by what is there, tried, and agreed by all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.exchange import device
+from pyrt.exchange.peer import BLOCKS
+from pyrt.job import Job
+from pyrt.memory import DeviceArray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The exchange of a job."""
+
+    name: str
+    why: str
+    """Empty where the user named it."""
+    node: MPI.Comm
+    """The ranks that count as those of this rank's node."""
+
+
+def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = None) -> Choice:
+    """What was asked for or, for ``auto``, the fastest that works here. Collective: the same on every rank.
+
+    So many consecutive ranks count as a node, if they are on one. Raises UserError, on all ranks, where they
+    are not.
+    """
+    node = job.node if ranks_per_node is None else _nodes_of(job, ranks_per_node)
+    if job.size == 1:
+        return Choice("local", "", node)
+    if asked != "auto":
+        return Choice(asked, "", node)
+    if not driver.has_kernels:
+        return Choice("host", "the CPU has no memory of its own", node)
+    sizes = job.comm.allgather(node.size)
+    smallest, largest = min(sizes), max(sizes)
+    obstacle = _no_peers(driver, job, node, largest)
+    if not obstacle and largest == job.size:
+        return Choice("peer", "all GPUs reach each other's memory", node)
+    if not obstacle and 1 < smallest == largest:
+        return Choice("hierarchical", "the GPUs of a node reach each other's memory", node)
+    obstacle = obstacle or f"nodes have {smallest} to {largest} ranks"
+    if device.verdict(job, driver).is_proven:
+        return Choice("device", f"{obstacle}; MPI takes device buffers, as the probe has found", node)
+    return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", node)
+
+
+def _nodes_of(job: Job, ranks: int) -> MPI.Comm:
+    node = job.comm.Split(job.rank // ranks, job.rank)
+    real = node.allgather(job.node.bcast(job.rank))
+    with job.together():
+        if len(set(real)) > 1:
+            raise UserError(f"--ranks-per-node {ranks}: rank {job.rank} is on another node than its fellows")
+    return node
+
+
+def _no_peers(driver: Driver, job: Job, node: MPI.Comm, largest: int) -> str:
+    """Why some ranks of a node cannot use each other's memory, or should not; empty where all can."""
+    reason = ""
+    if largest > max(BLOCKS):
+        reason = f"more than {max(BLOCKS)} ranks on a node"
+    elif len(set(node.allgather(driver.device_id))) < node.size:
+        reason = "ranks share a GPU"
+    else:
+        reason = _try_peers(driver, node)
+    return next((text for text in job.comm.allgather(reason) if text), "")
+
+
+def _try_peers(driver: Driver, node: MPI.Comm) -> str:
+    """Read a number of each other rank's memory; why that fails, or nothing."""
+    mine = DeviceArray.from_host(driver, np.array([node.rank], np.int32))
+    reason = ""
+    for rank, handle in enumerate(node.allgather(mine.export())):
+        if rank == node.rank or reason:
+            continue
+        try:
+            theirs = DeviceArray.imported(driver, handle, (1,), np.int32)
+        except UserError as error:
+            reason = str(error).split(":")[0]
+            continue
+        if theirs.to_host()[0] != rank:
+            reason = f"{driver.device_name} reads wrong numbers in another GPU's memory"
+        driver.release_memory(theirs.pointer)
+    node.Barrier()
+    driver.free(mine.pointer)
+    return reason
