@@ -122,7 +122,7 @@ def test_the_defaults():
     assert (options.hidden, options.activation, options.head) == ((512,), "sigmoid", "softmax")
     assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0, 3000, 0.1)
     assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
-    assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "host")
+    assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "auto")
     assert options.placement == "auto" and options.graph
     assert options.shuffle and not options.share_gpus and not options.check
     assert [parse(["--dtype", dtype]).check_tolerance for dtype in ("float32", "float64")] == [1e-4, 1e-11]
@@ -134,8 +134,8 @@ def test_a_command_line_fills_every_option():
         "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
         "--data folder --samples 9 --no-shuffle "
         "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
-        "--gemm naive --exchange blocking --placement stream --no-graph --print-every 2 --profile "
-        "--json c.json"
+        "--gemm naive --exchange blocking --ranks-per-node 3 --placement stream --no-graph --print-every 2 "
+        "--profile --json c.json"
     )
     options = parse(line.split())
     assert options == Options(
@@ -164,6 +164,7 @@ def test_a_command_line_fills_every_option():
         tolerance=1e-3,
         gemm="naive",
         exchange="blocking",
+        ranks_per_node=3,
         placement="stream",
         graph=False,
         print_every=2,

@@ -223,7 +223,7 @@ def test_phases_in_graphs_are_counted_and_timed(driver, ended, gemm, end):
     of the network's ``end`` is among them, which is one kernel where products are on tensor cores."""
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs the tensor cores of sm_90")
-    changes = {"samples": 80, "batch": 5, "epochs": 2, "gemm": gemm}
+    changes = {"samples": 80, "batch": 5, "epochs": 2, "gemm": gemm, "exchange": "host"}
     *_, plain = ended(graph=False, **changes)
     *_, graphs = ended(**changes)
     if join().rank > 0:
@@ -238,6 +238,20 @@ def test_phases_in_graphs_are_counted_and_timed(driver, ended, gemm, end):
     for name in ("forward", "scale pixels", "forward GEMM 1", end, "backward", "backward GEMM 5"):
         assert graphs.phase(name).device > 0 and graphs.phase(name).host == 0
     assert graphs.phase("forward").device > graphs.phase("forward GEMM 1").device
+
+
+@pytest.mark.parallel([2])
+def test_ranks_that_reach_each_other_replay_many_steps_at_once(driver, ended):
+    """No host between them: 32 steps in fewer than 20 graphs, with the numbers of single launches."""
+    changes = {"samples": 80, "batch": 5, "epochs": 2, "exchange": "peer"}
+    *numbers, plain = ended(graph=False, **changes)
+    *replayed, graphs = ended(**changes)
+    assert numbers == replayed
+    if join().rank == 0:
+        assert graphs.phase("graph replay").calls < 20
+        assert (
+            graphs.phase("sum, update and spread").calls == plain.phase("sum, update and spread").calls == 32
+        )
 
 
 def test_a_profile_launches_each_kernel(ended):
