@@ -172,7 +172,7 @@ __device__ inline void take_parameters(const Peers &peers, int turn, int four, c
             take(bucket, place_of(bucket, owner, four - bucket.first), x[owner], arrays);
 }
 
-// What the step before has read: nothing is there any more.
+// What the step before has read: nothing is there any more. Done while this step's numbers are on their way.
 __device__ inline void clear(const Peers &peers, int turn, int four)
 {
     Four nothing;
@@ -184,8 +184,31 @@ __device__ inline void clear(const Peers &peers, int turn, int four)
             store(mail(peers, peers.rank, turn, what, neighbour(peers, i), four), nothing);
 }
 
-// All kernels: blocks of one dimension, of which all must run at once; no shared memory. `turns` has a number
-// for each block, 0 at first; the last kernel of a step moves it on.
+// All kernels: blocks of one dimension, of which all must run at once. `turns` has a number for each block, 0 at
+// first; the last kernel of a step moves it on.
+
+const int HELD = 16;
+
+// What no kernel writes, in shared memory: it comes while the kernel before still runs. Of more buckets than
+// these the list stays where it is.
+struct Plan {
+    Peers peers;
+    Bucket held[HELD];
+};
+
+__device__ inline const Bucket *fetch(Plan &plan, const Peers *peers, const Bucket *buckets)
+{
+    begin_beside_kernel_before(false);
+    const int count = min(peers->buckets, HELD);
+    const int words = sizeof(Peers) / sizeof(int), bucket_words = count * (int)(sizeof(Bucket) / sizeof(int));
+    for (int i = threadIdx.x; i < words; i += blockDim.x)
+        ((int *)&plan.peers)[i] = ((const int *)peers)[i];
+    for (int i = threadIdx.x; i < bucket_words; i += blockDim.x)
+        ((int *)plan.held)[i] = ((const int *)buckets)[i];
+    __syncthreads();
+    wait_for_kernel_before();
+    return plan.peers.buckets <= HELD ? plan.held : buckets;
+}
 
 __device__ inline void end_turn(int *turns, int turn)
 {
@@ -196,20 +219,22 @@ __device__ inline void end_turn(int *turns, int turn)
 
 __device__ inline int turn_before(int turn) { return turn == 0 ? TURNS - 1 : turn - 1; }
 
-extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Bucket *buckets, real rate,
+extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Bucket *given_buckets, real rate,
                                              real momentum, real decay, real *gradients, real *velocity,
                                              real *parameters, const LossRing *ring, int *turns)
 {
-    begin_beside_kernel_before(false);
-    const Peers &peers = *given_peers;  // no kernel writes these
+    __shared__ Plan plan;
+    const Bucket *buckets = fetch(plan, given_peers, given_buckets);
+    const Peers &peers = plan.peers;
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const Descent descent = {rate, momentum, decay};
     const Arrays arrays = {gradients, velocity, parameters, ring};
-    wait_for_kernel_before();
     const int turn = turns[blockIdx.x];
 
-    for (int four = first; four < peers.shard; four += step)
+    for (int four = first; four < peers.shard; four += step) {
         send_gradients(peers, turn, four, bucket_of(buckets, peers.buckets, four), gradients);
+        clear(peers, turn_before(turn), four);
+    }
     for (int four = first; four < peers.shard; four += step) {
         const Bucket &bucket = bucket_of(buckets, peers.buckets, four);
         const Place place = place_of(bucket, peers.rank, four - bucket.first);
@@ -217,25 +242,25 @@ extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Buc
         const Four sum = sum_of_shard(peers, turn, four, place, gradients);
         update_shard(peers, turn, four, bucket, place, descent, arrays, before, sum);
     }
-    for (int four = first; four < peers.shard; four += step) {
+    for (int four = first; four < peers.shard; four += step)
         take_parameters(peers, turn, four, bucket_of(buckets, peers.buckets, four), arrays);
-        clear(peers, turn_before(turn), four);
-    }
     end_turn(turns, turn);
 }
 
 // The first half: sums of this rank's shard, in place of its gradients.
-extern "C" __global__ void sum_shards(const Peers *given_peers, const Bucket *buckets, real *gradients,
+extern "C" __global__ void sum_shards(const Peers *given_peers, const Bucket *given_buckets, real *gradients,
                                       const int *turns)
 {
-    begin_beside_kernel_before(false);
-    const Peers &peers = *given_peers;
+    __shared__ Plan plan;
+    const Bucket *buckets = fetch(plan, given_peers, given_buckets);
+    const Peers &peers = plan.peers;
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    wait_for_kernel_before();
     const int turn = turns[blockIdx.x];
 
-    for (int four = first; four < peers.shard; four += step)
+    for (int four = first; four < peers.shard; four += step) {
         send_gradients(peers, turn, four, bucket_of(buckets, peers.buckets, four), gradients);
+        clear(peers, turn_before(turn), four);
+    }
     for (int four = first; four < peers.shard; four += step) {
         const Bucket &bucket = bucket_of(buckets, peers.buckets, four);
         const Place place = place_of(bucket, peers.rank, four - bucket.first);
@@ -244,16 +269,16 @@ extern "C" __global__ void sum_shards(const Peers *given_peers, const Bucket *bu
 }
 
 // The second half, of what is there now.
-extern "C" __global__ void update_spread(const Peers *given_peers, const Bucket *buckets, real rate,
+extern "C" __global__ void update_spread(const Peers *given_peers, const Bucket *given_buckets, real rate,
                                          real momentum, real decay, real *gradients, real *velocity,
                                          real *parameters, const LossRing *ring, int *turns)
 {
-    begin_beside_kernel_before(false);
-    const Peers &peers = *given_peers;
+    __shared__ Plan plan;
+    const Bucket *buckets = fetch(plan, given_peers, given_buckets);
+    const Peers &peers = plan.peers;
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const Descent descent = {rate, momentum, decay};
     const Arrays arrays = {gradients, velocity, parameters, ring};
-    wait_for_kernel_before();
     const int turn = turns[blockIdx.x];
 
     for (int four = first; four < peers.shard; four += step) {
@@ -263,9 +288,7 @@ extern "C" __global__ void update_spread(const Peers *given_peers, const Bucket 
         const Four sum = read(gradients + place.at, place.all);
         update_shard(peers, turn, four, bucket, place, descent, arrays, before, sum);
     }
-    for (int four = first; four < peers.shard; four += step) {
+    for (int four = first; four < peers.shard; four += step)
         take_parameters(peers, turn, four, bucket_of(buckets, peers.buckets, four), arrays);
-        clear(peers, turn_before(turn), four);
-    }
     end_turn(turns, turn);
 }
