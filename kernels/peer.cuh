@@ -16,10 +16,31 @@ __device__ inline bool is_missing(const Four &x)
     return is_missing(x.of[0]) || is_missing(x.of[1]) || is_missing(x.of[2]) || is_missing(x.of[3]);
 }
 
-#if defined(PYRT_EMULATED)
 template <int SIZE> struct WordOf { typedef unsigned type; };
 template <> struct WordOf<8> { typedef unsigned long long type; };
 typedef WordOf<sizeof(real)>::type Word;  // as many bits as a number
+
+#if !defined(PYRT_EMULATED)
+// 16 bytes, of which each word is stored, and read, as a whole.
+__device__ inline void store_words(unsigned *there, const unsigned *x)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(there), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3]) : "memory");
+}
+__device__ inline void store_words(unsigned long long *there, const unsigned long long *x)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(there), "l"(x[0]), "l"(x[1]) : "memory");
+}
+__device__ inline void look_at_words(const unsigned *here, unsigned *x)
+{
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(here) : "memory");
+}
+__device__ inline void look_at_words(const unsigned long long *here, unsigned long long *x)
+{
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "l"(here)
+                 : "memory");
+}
 #endif
 
 // Four numbers as they are, `missing` ones too.
@@ -29,12 +50,10 @@ __device__ inline void store(real *there, const Four &x)
     for (int j = 0; j < WIDTH; j++)
         emulated::store_release((Word *)there + j, ((const Word *)x.of)[j]);
 #else
-    const unsigned *word = (const unsigned *)x.of;
+    const Word *word = (const Word *)x.of;
 #pragma unroll
-    for (int i = 0; i < (int)sizeof(Four) / 16; i++)
-        asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((char *)there + 16 * i),
-                     "r"(word[4 * i]), "r"(word[4 * i + 1]), "r"(word[4 * i + 2]), "r"(word[4 * i + 3])
-                     : "memory");
+    for (int i = 0; i < WIDTH; i += 16 / (int)sizeof(Word))
+        store_words((Word *)there + i, word + i);
 #endif
 }
 
@@ -54,12 +73,10 @@ __device__ inline Four look(const real *here)
     for (int j = 0; j < WIDTH; j++)
         ((Word *)x.of)[j] = emulated::load_acquire((const Word *)here + j);
 #else
-    unsigned *word = (unsigned *)x.of;
+    Word *word = (Word *)x.of;
 #pragma unroll
-    for (int i = 0; i < (int)sizeof(Four) / 16; i++)
-        asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(word[4 * i]), "=r"(word[4 * i + 1]), "=r"(word[4 * i + 2]), "=r"(word[4 * i + 3])
-                     : "l"((const char *)here + 16 * i) : "memory");
+    for (int i = 0; i < WIDTH; i += 16 / (int)sizeof(Word))
+        look_at_words((const Word *)here + i, word + i);
 #endif
     return x;
 }
