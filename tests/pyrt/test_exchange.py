@@ -284,6 +284,32 @@ class CountingComm:
         self.notes.append(("Iallreduce", mine.nbytes, summed.nbytes))
         return self._comm.Iallreduce(mine, summed)
 
+    def Dup(self) -> CountingComm:
+        """A communicator whose calls are noted here, too."""
+        copy = CountingComm(self._comm.Dup())
+        copy.notes = self.notes
+        return copy
+
+    def Free(self) -> None:
+        self._comm.Free()
+
+    def Ialltoallv(self, given: list[Any], taken: list[Any]) -> Any:
+        self.notes.append(("Ialltoallv", self._to_others(given), self._to_others(taken)))
+        return self._comm.Ialltoallv(given, taken)
+
+    def Iallgatherv(self, given: object, taken: list[Any]) -> Any:
+        """In place: what this rank gives is its part of what it takes, and goes to each of the others."""
+        assert given is MPI.IN_PLACE
+        _, counts, _, kind = taken
+        mine = counts[self.rank] * kind.Get_size() * (self.size - 1)
+        self.notes.append(("Iallgatherv", mine, self._to_others(taken)))
+        return self._comm.Iallgatherv(given, taken)
+
+    def _to_others(self, message: list[Any]) -> int:
+        """Bytes of a message of a part for each rank, but for this one's own."""
+        _, counts, _, kind = message
+        return (sum(counts) - counts[self.rank]) * kind.Get_size()
+
 
 @pytest.mark.parallel([2, 3, 4])
 def test_messages_of_a_step(cpu: CpuDriver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +334,27 @@ def test_messages_of_a_step(cpu: CpuDriver, job: Job, monkeypatch: pytest.Monkey
             trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
             assert comm.notes == expected[name], name
             comm.notes.clear()
+        trainer.exchange.close()
+
+
+@pytest.mark.parallel([4])
+def test_messages_of_a_step_on_device_buffers(cpu: CpuDriver, job: Job) -> None:
+    """537 and 600 float64: a rank's shard of a bucket comes from each of the others, and goes to each."""
+    comm = CountingComm(job.comm)
+    trainer = Trainer(
+        "device", cpu, Job(comm, comm, job.library, job.cores), BUCKETS["with a loss"], np.dtype("f8")
+    )
+    others = job.size - 1
+    expected = []
+    for size in (537, 600):
+        shard = size // job.size + (job.rank < size % job.size)
+        away, here = (size - shard) * 8, others * shard * 8
+        expected += [("Ialltoallv", away, here), ("Iallgatherv", here, away)]
+    for step in range(2):
+        trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
+        assert sorted(comm.notes) == sorted(expected)
+        comm.notes.clear()
+    trainer.exchange.close()
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])

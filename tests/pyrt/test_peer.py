@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
@@ -92,6 +93,49 @@ def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) == before
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parallel([2])
+def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job) -> None:
+    """Rank 1 makes no second step, which rank 0's kernel waits for: what the watchdog says ends it."""
+    gradients = made_gradients(0, job.size, np.dtype("f4"))[job.rank]
+    trainer = Trainer("peer", driver, job, BUCKETS["ragged"], np.dtype("f4"))
+    trainer.step(gradients)
+    if job.rank == 0:
+        seconds = 0.5
+        timer = threading.Timer(seconds, trainer.exchange._memory._give_up)
+        started = time.monotonic()
+        timer.start()
+        trainer.step(gradients)
+        assert seconds <= time.monotonic() - started < 10
+    job.comm.Barrier()
+    trainer.exchange.close()
+
+
+class TouchedComm:
+    """MPI's communicator, and the names of all that it was asked for."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.touched: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        self.touched.append(name)
+        return getattr(self._comm, name)
+
+
+@pytest.mark.parallel([3])
+def test_a_step_sends_nothing_through_mpi(driver: Driver, job: Job) -> None:
+    comm, node = TouchedComm(job.comm), TouchedComm(job.node)
+    touched = Job(comm, node, job.library, job.cores)
+    trainer = Trainer("peer", driver, touched, BUCKETS["with a loss"], np.dtype("f4"))
+    assert "allgather" in node.touched
+    comm.touched.clear()
+    node.touched.clear()
+    for step in range(3):
+        trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
+        assert comm.touched == node.touched == []
+    trainer.exchange.close()
 
 
 def test_it_needs_kernels_and_one_node(job: Job) -> None:
