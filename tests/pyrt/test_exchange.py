@@ -231,28 +231,36 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return request.param
 
 
-def cases(names: Sequence[str], piece_bytes: int) -> Iterator[tuple[str, str, Sequence[Bucket], str]]:
-    """(exchange, name of the buckets, buckets, dtype); only ``host`` has pieces of other sizes."""
-    names = names if piece_bytes == PIECES[0] else ("host",)
+def cases(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Bucket], np.dtype]]:
+    """(exchange, buckets, dtype)"""
     for name, (case, buckets), dtype in itertools.product(names, BUCKETS.items(), ("float32", "float64")):
         print(name, case, dtype)
-        yield name, case, buckets, dtype
+        yield name, buckets, np.dtype(dtype)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_host_memory(job: Job, piece_bytes: int) -> None:
     """On a device that does everything at once, and on one that does everything late."""
+    names = ON_HOST if piece_bytes == PIECES[0] else ["host"]  # which alone has pieces
     for device in (CpuDriver, LateDriver):
-        for name, _, buckets, dtype in cases(ON_HOST, piece_bytes):
-            check(device(), job, name, buckets, np.dtype(dtype))
+        for name, buckets, dtype in cases(names):
+            check(device(), job, name, buckets, dtype)
 
 
-@pytest.mark.parallel([1, 2, 4])
-def test_ranks_that_share_a_device(driver: Driver, job: Job, piece_bytes: int) -> None:
+@pytest.mark.parallel([1, 3])
+def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
+    """Those over peer memory: test_peer.py, test_hierarchical.py."""
     works = verdict(job, driver).is_proven  # elsewhere it is refused: tests/pyrt/test_exchange_device.py
-    names = [name for name in exchange.CHOICES if name != "device" or works]
-    for name, _, buckets, dtype in cases(names, piece_bytes):
-        check(driver, job, name, buckets, np.dtype(dtype))
+    names = [name for name in ON_HOST if name != "device" or works]
+    for name, buckets, dtype in cases(names if job.size > 1 else ["local"]):
+        check(driver, job, name, buckets, dtype)
+
+
+@pytest.mark.parallel([2])
+def test_small_pieces_on_a_device(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PIECE_BYTES", 256)
+    for case in ("ragged", "with a loss"):
+        check(driver, job, "host", BUCKETS[case], np.dtype("f4"))
 
 
 class CountingComm:
