@@ -115,7 +115,7 @@ class Job:
     def stop(self, message: str, code: int) -> NoReturn:
         """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""
         _print_error(Path(sys.argv[0]).name, message)
-        _end_from_thread(code)
+        end_from_thread(code)
 
 
 def run(main: Callable[[Job], int]) -> NoReturn:
@@ -249,10 +249,10 @@ def _end_on_signal(reader: int, program: str) -> None:
         number = os.read(reader, 1)[0]
     if _launcher_rank() == 0:
         os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
-    _end_from_thread(128 + number)
+    end_from_thread(128 + number)
 
 
-def _end_from_thread(code: int) -> NoReturn:
+def end_from_thread(code: int) -> NoReturn:
     """End all ranks while another thread may be inside MPI, for ever."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():

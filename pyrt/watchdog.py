@@ -1,4 +1,4 @@
-"""Notices when another rank of this node is gone, and ends this one.
+"""Notices when another rank of this node is gone, and ends this one, and with it the job.
 
 A rank that waits for another in a kernel, or in MPI, would wait for ever. So the ranks of a node keep
 connections to each other: the system closes those of a process that ends, however it ends, and of no other;
@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from pyrt.job import end_from_thread
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -33,7 +35,8 @@ class Watchdog:
     """Watches the other ranks of a communicator whose processes are on one machine."""
 
     def __init__(self, node: MPI.Comm, give_up: Callable[[], None]) -> None:
-        """Collective. When a rank is gone, ``give_up`` is called, and then this process ends with code 1."""
+        """Collective. When a rank is gone, ``give_up`` is called, and then the job is ended with code 1: this
+        process, and through MPI the others."""
         self._give_up = give_up
         self._peers = _connect(node)
         self._rank = node.rank
@@ -79,7 +82,7 @@ class Watchdog:
         text = f"{os.path.basename(sys.argv[0])}: rank {self._rank} ends: another rank of its node is gone\n"
         os.write(2, text.encode())
         time.sleep(_LAST_WORK)
-        os._exit(1)
+        end_from_thread(1)  # ranks of other nodes too, which know of nothing
 
 
 def _left_in_good_order(peer: object) -> bool:

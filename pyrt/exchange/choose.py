@@ -46,7 +46,7 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
         return Choice("peer", "all GPUs reach each other's memory", node)
     if not obstacle and 1 < smallest == largest:
         return Choice("hierarchical", "the GPUs of a node reach each other's memory", node)
-    obstacle = obstacle or f"nodes have {smallest} to {largest} ranks"
+    obstacle = obstacle or _no_groups(smallest, largest)
     if device.verdict(job, driver).is_proven:
         return Choice("device", f"{obstacle}; MPI takes device buffers, as the probe has found", node)
     return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", node)
@@ -59,6 +59,10 @@ def _nodes_of(job: Job, ranks: int) -> MPI.Comm:
         if len(set(real)) > 1:
             raise UserError(f"--ranks-per-node {ranks}: rank {job.rank} is on another node than its fellows")
     return node
+
+
+def _no_groups(smallest: int, largest: int) -> str:
+    return "nodes have one rank each" if largest == 1 else f"nodes have {smallest} to {largest} ranks"
 
 
 def _no_peers(driver: Driver, job: Job, node: MPI.Comm, largest: int) -> str:

@@ -1,7 +1,10 @@
 """nn/run.py: whole runs in process, on one rank and on several, against the reference and plain loops."""
 
 import dataclasses
+import os
+import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from nn.training import Diverged
 from pyrt import devices
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
-from pyrt.exchange import CHOICES, host, local
+from pyrt.exchange import CHOICES, host, local, peer
 from pyrt.exchange.device import verdict
 from pyrt.job import join
 from pyrt.kernels import KernelLibrary
@@ -313,6 +316,38 @@ def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch)
     where = {"device": driver.name, "share_gpus": True}
     exchanges = [name for name in CHOICES if name != "device" or verdict(join(), driver).is_proven]
     assert not differ_from_the_reference(digits(test=2), monkeypatch, exchanges, **where)
+
+
+def left_of_peers():
+    """Open files, watchdogs, and mappings of shared memory that this process has."""
+    maps = Path("/proc/self/maps").read_text()
+    watchdogs = sum(thread.name == "watchdog" for thread in threading.enumerate())
+    return len(os.listdir("/proc/self/fd")), watchdogs, maps.count("memfd:pyrt-")
+
+
+@pytest.mark.parallel([2])
+def test_runs_over_peer_memory_leave_nothing_behind(driver, digits):
+    """Neither those that end well, of changing sizes, nor those whose loss is not finite."""
+    where = {"device": driver.name, "share_gpus": True, "exchange": "peer", "data": digits(test=2)}
+    for units in range(3, 13):
+        run(using(hidden=(units,), epochs=1, **where))
+        with pytest.raises(Diverged):
+            run(using(hidden=(units,), lr=1e300, **where))
+        if units == 4:
+            before = left_of_peers()
+    assert left_of_peers() == before
+    assert before[1:] == (0, 0)
+
+
+@pytest.mark.parallel([2])
+def test_a_run_over_peer_memory_that_diverges_closes_its_exchange_on_all_ranks(driver, digits, monkeypatch):
+    closed = []
+    close = peer.PeerExchange.close
+    monkeypatch.setattr(peer.PeerExchange, "close", lambda ended: (closed.append(ended), close(ended)))
+    with pytest.raises(Diverged):
+        run(using(device=driver.name, share_gpus=True, exchange="peer", data=digits(), lr=1e300, epochs=9))
+    assert join().comm.allgather(len(closed)) == [1, 1]
+    assert left_of_peers()[1] == 0
 
 
 @pytest.mark.parametrize("gemm", GEMM_VERSIONS)

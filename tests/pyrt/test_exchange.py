@@ -231,28 +231,36 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return request.param
 
 
-def cases(names: Sequence[str], piece_bytes: int) -> Iterator[tuple[str, str, Sequence[Bucket], str]]:
-    """(exchange, name of the buckets, buckets, dtype); only ``host`` has pieces of other sizes."""
-    names = names if piece_bytes == PIECES[0] else ("host",)
+def cases(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Bucket], np.dtype]]:
+    """(exchange, buckets, dtype)"""
     for name, (case, buckets), dtype in itertools.product(names, BUCKETS.items(), ("float32", "float64")):
         print(name, case, dtype)
-        yield name, case, buckets, dtype
+        yield name, buckets, np.dtype(dtype)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_host_memory(job: Job, piece_bytes: int) -> None:
     """On a device that does everything at once, and on one that does everything late."""
+    names = ON_HOST if piece_bytes == PIECES[0] else ["host"]  # which alone has pieces
     for device in (CpuDriver, LateDriver):
-        for name, _, buckets, dtype in cases(ON_HOST, piece_bytes):
-            check(device(), job, name, buckets, np.dtype(dtype))
+        for name, buckets, dtype in cases(names):
+            check(device(), job, name, buckets, dtype)
 
 
-@pytest.mark.parallel([1, 2, 4])
-def test_ranks_that_share_a_device(driver: Driver, job: Job, piece_bytes: int) -> None:
+@pytest.mark.parallel([1, 3])
+def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
+    """Those over peer memory: test_peer.py, test_hierarchical.py."""
     works = verdict(job, driver).is_proven  # elsewhere it is refused: tests/pyrt/test_exchange_device.py
-    names = [name for name in exchange.CHOICES if name != "device" or works]
-    for name, _, buckets, dtype in cases(names, piece_bytes):
-        check(driver, job, name, buckets, np.dtype(dtype))
+    names = [name for name in ON_HOST if name != "device" or works]
+    for name, buckets, dtype in cases(names if job.size > 1 else ["local"]):
+        check(driver, job, name, buckets, dtype)
+
+
+@pytest.mark.parallel([2])
+def test_small_pieces_on_a_device(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PIECE_BYTES", 256)
+    for case in ("ragged", "with a loss"):
+        check(driver, job, "host", BUCKETS[case], np.dtype("f4"))
 
 
 class CountingComm:
@@ -284,6 +292,32 @@ class CountingComm:
         self.notes.append(("Iallreduce", mine.nbytes, summed.nbytes))
         return self._comm.Iallreduce(mine, summed)
 
+    def Dup(self) -> CountingComm:
+        """A communicator whose calls are noted here, too."""
+        copy = CountingComm(self._comm.Dup())
+        copy.notes = self.notes
+        return copy
+
+    def Free(self) -> None:
+        self._comm.Free()
+
+    def Ialltoallv(self, given: list[Any], taken: list[Any]) -> Any:
+        self.notes.append(("Ialltoallv", self._to_others(given), self._to_others(taken)))
+        return self._comm.Ialltoallv(given, taken)
+
+    def Iallgatherv(self, given: object, taken: list[Any]) -> Any:
+        """In place: what this rank gives is its part of what it takes, and goes to each of the others."""
+        assert given is MPI.IN_PLACE
+        _, counts, _, kind = taken
+        mine = counts[self.rank] * kind.Get_size() * (self.size - 1)
+        self.notes.append(("Iallgatherv", mine, self._to_others(taken)))
+        return self._comm.Iallgatherv(given, taken)
+
+    def _to_others(self, message: list[Any]) -> int:
+        """Bytes of a message of a part for each rank, but for this one's own."""
+        _, counts, _, kind = message
+        return (sum(counts) - counts[self.rank]) * kind.Get_size()
+
 
 @pytest.mark.parallel([2, 3, 4])
 def test_messages_of_a_step(cpu: CpuDriver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +342,27 @@ def test_messages_of_a_step(cpu: CpuDriver, job: Job, monkeypatch: pytest.Monkey
             trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
             assert comm.notes == expected[name], name
             comm.notes.clear()
+        trainer.exchange.close()
+
+
+@pytest.mark.parallel([4])
+def test_messages_of_a_step_on_device_buffers(cpu: CpuDriver, job: Job) -> None:
+    """537 and 600 float64: a rank's shard of a bucket comes from each of the others, and goes to each."""
+    comm = CountingComm(job.comm)
+    trainer = Trainer(
+        "device", cpu, Job(comm, comm, job.library, job.cores), BUCKETS["with a loss"], np.dtype("f8")
+    )
+    others = job.size - 1
+    expected = []
+    for size in (537, 600):
+        shard = size // job.size + (job.rank < size % job.size)
+        away, here = (size - shard) * 8, others * shard * 8
+        expected += [("Ialltoallv", away, here), ("Iallgatherv", here, away)]
+    for step in range(2):
+        trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
+        assert sorted(comm.notes) == sorted(expected)
+        comm.notes.clear()
+    trainer.exchange.close()
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])

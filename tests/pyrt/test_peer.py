@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import random
@@ -10,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
@@ -44,11 +46,11 @@ def test_sums_and_updates(driver: Driver, job: Job) -> None:
 
 @pytest.mark.parallel([3])
 def test_late_ranks_change_no_bit(driver: Driver, job: Job) -> None:
-    """For two hundred steps, one rank or another sleeps before, or behind, what it queues."""
+    """For a hundred steps, one rank or another sleeps before, or behind, what it queues."""
     dtype, buckets = np.dtype("f4"), BUCKETS["ragged"]
     plain, late = (Trainer("peer", driver, job, buckets, dtype) for _ in range(2))
     choices = random.Random(7)
-    for step in range(200):
+    for step in range(100):
         gradients = made_gradients(step, job.size, dtype)[job.rank] * 1e-3
         expected = plain.step(gradients)
         who, where = choices.randrange(4 * job.size), choices.randrange(2)
@@ -79,10 +81,10 @@ def test_numbers_that_are_none_arrive(driver: Driver, job: Job, dtype: str) -> N
 
 @pytest.mark.parallel([2])
 def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
-    """Fifty exchanges of changing sizes, one after another, and two at once that close in any order."""
+    """Twenty exchanges of changing sizes, one after another, and two at once that close in any order."""
     before = 0
-    for turn in range(50):
-        buckets = [Bucket(0, 4 + 23 * turn)]
+    for turn in range(20):
+        buckets = [Bucket(0, 4 + 56 * turn)]
         first, second = (Trainer("peer", driver, job, buckets, np.dtype("f4")) for _ in range(2))
         for trainer in (first, second):
             trainer.step(made_gradients(turn, job.size, np.dtype("f4"))[job.rank])
@@ -92,6 +94,51 @@ def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) == before
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parallel([2])
+def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job) -> None:
+    """Rank 1 makes no second step, which rank 0's kernel waits for: what the watchdog says ends it."""
+    faulthandler.dump_traceback_later(30, exit=True)  # else it would wait for ever
+    gradients = made_gradients(0, job.size, np.dtype("f4"))[job.rank]
+    trainer = Trainer("peer", driver, job, BUCKETS["ragged"], np.dtype("f4"))
+    trainer.step(gradients)
+    if job.rank == 0:
+        seconds = 0.5
+        timer = threading.Timer(seconds, trainer.exchange._memory._give_up)
+        started = time.monotonic()
+        timer.start()
+        trainer.step(gradients)
+        assert seconds <= time.monotonic() - started < 10
+    job.comm.Barrier()
+    trainer.exchange.close()
+    faulthandler.cancel_dump_traceback_later()
+
+
+class TouchedComm:
+    """MPI's communicator, and the names of all that it was asked for."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.touched: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        self.touched.append(name)
+        return getattr(self._comm, name)
+
+
+@pytest.mark.parallel([3])
+def test_a_step_sends_nothing_through_mpi(driver: Driver, job: Job) -> None:
+    comm, node = TouchedComm(job.comm), TouchedComm(job.node)
+    touched = Job(comm, node, job.library, job.cores)
+    trainer = Trainer("peer", driver, touched, BUCKETS["with a loss"], np.dtype("f4"))
+    assert "allgather" in node.touched
+    comm.touched.clear()
+    node.touched.clear()
+    for step in range(3):
+        trainer.step(made_gradients(step, job.size, trainer.dtype)[job.rank])
+        assert comm.touched == node.touched == []
+    trainer.exchange.close()
 
 
 def test_it_needs_kernels_and_one_node(job: Job) -> None:

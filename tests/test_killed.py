@@ -1,0 +1,160 @@
+"""A job of which a rank is killed ends on every rank, in every exchange; a stopped rank is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrt.exchange import CHOICES
+from tests import mpi
+from tests.pyrt.test_job import is_gone, wait_until
+
+LIMIT = 10.0
+"""Seconds in which a job has ended whose rank was killed."""
+
+QUICK = [
+    "--device",
+    "emulated",
+    "--hidden",
+    "8",
+    "--batch",
+    "50",
+    "--samples",
+    "200",
+    "--val-fraction",
+    "0",
+    "--print-every",
+    "3",
+]
+"""Four short steps an epoch; losses are printed in the middle of some."""
+ENDLESS = [*QUICK, "--epochs", "1000000"]
+
+RECORD = 'echo $$ >"$RANKS/${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"; exec "$@"'
+"""Each rank leaves the number of its process in a file."""
+
+pytestmark = pytest.mark.kernels
+
+
+class Training:
+    """A job that is under way: it has printed the losses of some steps."""
+
+    def __init__(self, folder: Path, ranks: int, *arguments: str) -> None:
+        command = ["sh", "-c", RECORD, "sh", sys.executable, "train.py", *arguments]
+        self.job = mpi.start(ranks, *command, env={"RANKS": str(folder)})
+        printed = self._wait_for_steps(3)
+        assert self.job.poll() is None, f"the job has ended: {printed}"
+        self.pids = [int((folder / str(rank)).read_text()) for rank in range(ranks)]
+
+    def _wait_for_steps(self, wanted: int) -> str:
+        """What was printed up to so many lines of steps."""
+        assert self.job.stdout is not None
+        printed = ""
+        for line in self.job.stdout:
+            printed += line
+            wanted -= line.startswith("step ")
+            if not wanted:
+                return printed
+        return printed + mpi.finish(self.job).stderr
+
+    def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Of mpirun, and of all that write to its pipes."""
+        return mpi.finish(self.job, timeout)
+
+    def clean_up(self) -> None:
+        """After a test that failed."""
+        for pid in self.pids:
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self.job.poll() is None:
+            self.job.kill()
+            self.job.wait()
+
+
+Start = Callable[..., Training]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a job of so many ranks with an exchange and more arguments."""
+    started = []
+
+    def start(exchange: str, ranks: int, *arguments: str) -> Training:
+        nodes = ["--ranks-per-node", "2"] if exchange == "hierarchical" else []
+        started.append(Training(tmp_path, ranks, *arguments, "--exchange", exchange, *nodes))
+        return started[0]
+
+    yield start
+    for training in started:
+        training.clean_up()
+
+
+KILLED = [
+    ("root", 3, 0),
+    ("root", 3, 2),
+    ("blocking", 3, 1),
+    ("host", 3, 1),
+    ("device", 3, 2),
+    ("peer", 3, 1),
+    ("hierarchical", 4, 3),
+]
+"""Exchange, ranks, and which of these is killed."""
+
+
+def test_every_exchange_is_here() -> None:
+    assert {exchange for exchange, *_ in KILLED} == set(CHOICES)
+
+
+@pytest.mark.parametrize(("exchange", "ranks", "killed"), KILLED)
+def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, killed: int) -> None:
+    training = start(exchange, ranks, *ENDLESS)
+    os.kill(training.pids[killed], signal.SIGKILL)
+    killed_at = time.monotonic()
+    done = training.end(LIMIT)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    wait_until(lambda: all(map(is_gone, training.pids)), "all ranks to end")
+    assert time.monotonic() - killed_at < LIMIT
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, killed: int) -> None:
+    """Their launcher, which would end them too, is stopped."""
+    training = start("peer", 3, *ENDLESS)
+    launcher = {training.job.pid, *map(parent, training.pids)}
+    for pid in launcher:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        os.kill(training.pids[killed], signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: all(map(is_gone, training.pids)), "all ranks to end")
+        assert time.monotonic() - killed_at < LIMIT
+    finally:
+        for pid in launcher:
+            os.kill(pid, signal.SIGCONT)
+    done = training.end(LIMIT)
+    assert done.returncode != 0
+    for rank in {0, 1, 2} - {killed}:
+        assert f"train.py: rank {rank} ends: another rank of its node is gone\n" in done.stderr
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_peers_wait_for_a_rank_that_is_stopped(start: Start) -> None:
+    training = start("peer", 3, *QUICK, "--epochs", "20")
+    os.kill(training.pids[1], signal.SIGSTOP)
+    time.sleep(3)
+    assert training.job.poll() is None
+    assert not any(map(is_gone, training.pids))
+    os.kill(training.pids[1], signal.SIGCONT)
+    done = training.end(mpi.TIMEOUT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("test precision ")
