@@ -1,6 +1,6 @@
 // Gradients summed, parameters updated and spread over ranks that reach each other's memory: in one kernel, or
 // in two, with a sum over nodes between them.
-// constants: REAL=float|double MOST_RANKS=2|4|8|16
+// constants: REAL=float|double MOST_RANKS=2|4|8
 //
 // The parameters are cut into a shard for each rank. Each rank sends its gradients of a shard to the shard's
 // owner; the owner adds them up in the order of the ranks, descends, and sends the new parameters to all.

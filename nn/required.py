@@ -12,7 +12,7 @@ from nn.launches import Kernels
 from nn.mma import MMA_TERMS, mma_product, parts_sum
 from nn.narrow_head import NARROW_CLASSES, narrow_head_constants
 from nn.tensor_cores import SPLIT, TERMS, tensor_product
-from pyrt.exchange.peer import BLOCKS, most_ranks
+from pyrt.exchange.peer import MOST_RANKS, most_ranks
 from pyrt.kernels import Constants
 
 Wanted = list[tuple[str, Constants]]
@@ -54,7 +54,7 @@ def required(
         result.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
     if exchange == "device":
         result.append(("exchange", {"REAL": real}))
-    if exchange in ("peer", "hierarchical") and 1 < peers <= max(BLOCKS):
+    if exchange in ("peer", "hierarchical") and 1 < peers <= MOST_RANKS[-1]:
         result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
     return [
         *result,

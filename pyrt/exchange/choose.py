@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import device
-from pyrt.exchange.peer import BLOCKS
+from pyrt.exchange.peer import MOST_RANKS
 from pyrt.job import Job
 from pyrt.memory import DeviceArray
 
@@ -68,8 +68,8 @@ def _no_groups(smallest: int, largest: int) -> str:
 def _no_peers(driver: Driver, job: Job, node: MPI.Comm, largest: int) -> str:
     """Why some ranks of a node cannot use each other's memory, or should not; empty where all can."""
     reason = ""
-    if largest > max(BLOCKS):
-        reason = f"more than {max(BLOCKS)} ranks on a node"
+    if largest > MOST_RANKS[-1]:
+        reason = f"more than {MOST_RANKS[-1]} ranks on a node"
     elif len(set(node.allgather(driver.device_id))) < node.size:
         reason = "ranks share a GPU"
     else:

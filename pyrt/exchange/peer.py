@@ -31,10 +31,11 @@ FOUR = 4
 TURNS = 3
 """Mailboxes that steps take in turn: one in use, one being cleared, one that is clear (see peer.cu)."""
 
-BLOCKS = {2: 512, 4: 512, 8: 512, 16: 256}
-"""Kernels are compiled for up to so many ranks of a node: the most threads of a block, by registers."""
+MOST_RANKS = (2, 4, 8)
+"""Of a node: kernels are compiled for up to so many."""
 
 _WARP = 32
+_MOST_THREADS = 512  # of a block: with up to 128 registers each they fit a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Peers:
 
 def most_ranks(ranks: int) -> int:
     """For how many ranks of a node the kernels are compiled that serve so many."""
-    return next(most for most in BLOCKS if most >= ranks)
+    return next(most for most in MOST_RANKS if most >= ranks)
 
 
 class PeerMemory:
@@ -124,7 +125,7 @@ class PeerMemory:
             cut,
             DeviceArray.from_host(driver, np.zeros(blocks, np.int32)),
             given_up,
-            min(BLOCKS[most_ranks(node.size)], -(-shard // (_WARP * blocks)) * _WARP),
+            min(_MOST_THREADS, -(-shard // (_WARP * blocks)) * _WARP),
         )
         self._watchdog = Watchdog(node, self._give_up)
         self._closed = False
@@ -161,8 +162,10 @@ def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:
     """UserError where there are no kernels to write into other ranks' memory, or no others."""
     if not driver.has_kernels:
         raise UserError(f"--exchange {name}: the CPU has no kernels: use host or blocking")
-    if not 2 <= node.size <= max(BLOCKS):
-        raise UserError(f"--exchange {name}: for 2 to {max(BLOCKS)} ranks a node, not {node.size}: use host")
+    if not 2 <= node.size <= MOST_RANKS[-1]:
+        raise UserError(
+            f"--exchange {name}: for 2 to {MOST_RANKS[-1]} ranks a node, not {node.size}: use host"
+        )
 
 
 class PeerExchange:

@@ -175,7 +175,7 @@ def test_a_node_is_on_one(own: EmulatedDriver, two_nodes: Job) -> None:
 def test_more_ranks_a_node_than_kernels_are_made_for(
     own: EmulatedDriver, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "BLOCKS", {2: 512})
+    monkeypatch.setattr(choose, "MOST_RANKS", (2,))
     choice = chosen(own, job)
     assert choice.name == "device"
     assert choice.why.startswith("more than 2 ranks on a node; ")
