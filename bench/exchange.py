@@ -79,7 +79,7 @@ class PlainUpdate:
         arguments = (self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
         return (
             self._kernels.sum_shards(peers, self._gradients, stretches),
-            self._kernels.update_spread(peers, *arguments),
+            self._kernels.sum_update_spread(peers, *arguments, summed=True),
         )
 
 

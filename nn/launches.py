@@ -308,31 +308,14 @@ class Kernels:
         momentum: float,
         decay: float,
         ring: LossRing | None = None,
+        summed: bool = False,
     ) -> Launch:
-        """As `sgd`, after the sum over all peers, and everywhere; a stretch begins each of their buckets."""
-        return self._spread(
-            "sum_update_spread",
-            peers,
-            stretches,
-            *(rate, momentum, decay, gradients, velocity, parameters),
-            self._on_device(ring.packed()) if ring is not None else None,
-        )
+        """As `sgd`, after the sum over all peers, and everywhere; a stretch begins each of their buckets.
 
-    def update_spread(
-        self,
-        peers: Peers,
-        parameters: DeviceArray,
-        gradients: DeviceArray,
-        velocity: DeviceArray | None,
-        stretches: Sequence[Stretch],
-        rate: float,
-        momentum: float,
-        decay: float,
-        ring: LossRing | None = None,
-    ) -> Launch:
-        """The same, where the gradients of the shard that this rank owns are the sums."""
+        If they are ``summed``, the gradients of the shard that this rank owns are the sums already.
+        """
         return self._spread(
-            "update_spread",
+            "update_spread" if summed else "sum_update_spread",
             peers,
             stretches,
             *(rate, momentum, decay, gradients, velocity, parameters),

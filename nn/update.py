@@ -77,7 +77,7 @@ class SgdUpdate:
         stretches = [self._stretch(*bucket) for bucket in peers.buckets]
         return (
             self._kernels.sum_shards(peers, self._gradients.flat, stretches),
-            self._kernels.update_spread(peers, *self._arguments(stretches), self._ring),
+            self._kernels.sum_update_spread(peers, *self._arguments(stretches), self._ring, summed=True),
         )
 
     def refresh(self) -> QueueWork:

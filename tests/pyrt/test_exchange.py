@@ -84,7 +84,8 @@ class Rates:
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         kernels, stretches = self._kernels(), self._stretches(peers)
-        work = kernels.update_spread(peers, self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
+        arguments = (self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
+        work = kernels.sum_update_spread(peers, *arguments, summed=True)
         sums = kernels.sum_shards(peers, self.gradients, stretches)
         return sums, lambda stream: (work(stream), self._end())
 
