@@ -1,0 +1,51 @@
+"""bench/exchange.py: every way is checked, then timed; the table has what was timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import exchange as bench
+from bench.timing import Times
+from pyrt.driver import Driver
+from pyrt.exchange.device import verdict
+from pyrt.job import Job, join
+
+
+@pytest.fixture
+def job() -> Job:
+    return join()
+
+
+def test_graphs_are_as_long_on_every_rank_and_shorter_for_more_bytes():
+    counts = [bench.repetitions(nbytes) for nbytes in bench.SIZES]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 64 and counts[-1] == 2
+
+
+def test_the_table_has_microseconds_and_gigabytes_a_second():
+    times = {"peer": {4096: Times(2.0, 1.0, 3.0)}, "NCCL": {}}
+    rows = bench.table(times).splitlines()
+    assert rows[0].split() == ["bytes", "peer", "us", "peer", "GB/s", "NCCL", "us", "NCCL", "GB/s"]
+    assert rows[2].split() == ["4096", "2.0", "2.0", "-", "-"]
+    assert rows[3].split() == ["65536", "-", "-", "-", "-"]
+
+
+@pytest.mark.parallel([2])
+def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "ROUNDS", 2)
+    monkeypatch.setattr(bench, "repetitions", lambda nbytes: 2)
+    for way in bench.WAYS:
+        if way != "device" or verdict(job, driver).is_proven:
+            times = bench.measure(way, driver, job, 4096)
+            assert 0 < times.least <= times.median <= times.most
+
+
+@pytest.mark.parallel([2])
+def test_a_way_that_sums_wrongly_is_not_timed(
+    driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contender = bench.Contender("peer", driver, job, 4096)
+    monkeypatch.setattr(bench, "RATE", 2 * bench.RATE)
+    with pytest.raises(bench.WrongSum, match="peer, 4096 bytes"):
+        contender.check()
+    contender.free()
