@@ -1,7 +1,7 @@
 """What the probe tries: the calls of the exchange `device`, each under a watch, their answers kept.
 
 Some MPIs hang on device buffers, others crash. So before a call rank 0 writes down the answer that holds if
-the call does not return, and replaces it when it does; a watch (pyrt/watch.py) writes down that it hangs.
+the call does not return, and replaces it when it does; a watch (pyrt/stall.py) writes down that it hangs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pyrt.mpi_libraries import (
     identify,
 )
 from pyrt.phases import Phases
+from pyrt.stall import StallWatch
 from pyrt.streams import Streams
-from pyrt.watch import Watch
 
 LIMIT = 15.0
 """Seconds in which calls return, or hang: less than the exchange's limit, which ends the job."""
@@ -60,7 +60,7 @@ class Tries:
                 if self._job.node.rank == 0:
                     KernelLibrary(self._driver).compile([kernel_file(DTYPE)])
         self._say_where()
-        watch = Watch(lambda: self._trying, LIMIT, self._give_up) if self._job.rank == 0 else None
+        watch = StallWatch(lambda: self._trying, LIMIT, self._give_up) if self._job.rank == 0 else None
         try:
             self._try(SENDRECV, sendrecv)
             self._try(SHARDS, lambda job, driver: exchange(job, driver, iallreduce=False))

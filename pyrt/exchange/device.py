@@ -39,7 +39,7 @@ from pyrt.kernels import Constants, KernelLibrary, blocks
 from pyrt.memory import DeviceArray
 from pyrt.mpi_libraries import PROBE, Verdict, has_cuda_support, identify, judge
 from pyrt.phases import Phase
-from pyrt.watch import Watch
+from pyrt.stall import StallWatch
 
 LIMIT = 20.0
 """Seconds without progress after which all ranks end."""
@@ -170,7 +170,7 @@ class DeviceExchange:
         self._ready = self._applied = self._steps = self._waits = 0
         self._inside = False
         # Rank 0 speaks, if it can.
-        self._watch = Watch(self._look, LIMIT * (1.0 if self._job.rank == 0 else 1.25), self._give_up)
+        self._watch = StallWatch(self._look, LIMIT * (1.0 if self._job.rank == 0 else 1.25), self._give_up)
 
     def _by_iallreduce(self, setting: Setting) -> list[_Stage]:
         comm = setting.job.comm

@@ -9,7 +9,7 @@ _LOOKS = 20
 """Looks in a limit. They are counted, not seconds: while the whole process is stopped no time passes."""
 
 
-class Watch:
+class StallWatch:
     """Calls ``on_hang``, once, from its thread, when ``look`` has given the same for ``limit`` seconds.
 
     ``look`` gives something that changes with all that counts as progress; None while nothing is watched.
