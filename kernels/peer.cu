@@ -198,7 +198,6 @@ struct Plan {
 
 __device__ inline const Bucket *fetch(Plan &plan, const Peers *peers, const Bucket *buckets)
 {
-    begin_beside_kernel_before(false);
     const int count = min(peers->buckets, HELD);
     const int words = sizeof(Peers) / sizeof(int), bucket_words = count * (int)(sizeof(Bucket) / sizeof(int));
     for (int i = threadIdx.x; i < words; i += blockDim.x)
@@ -223,6 +222,7 @@ extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Buc
                                              real momentum, real decay, real *gradients, real *velocity,
                                              real *parameters, const LossRing *ring, int *turns)
 {
+    begin_beside_kernel_before(false);
     __shared__ Plan plan;
     const Bucket *buckets = fetch(plan, given_peers, given_buckets);
     const Peers &peers = plan.peers;
@@ -251,6 +251,7 @@ extern "C" __global__ void sum_update_spread(const Peers *given_peers, const Buc
 extern "C" __global__ void sum_shards(const Peers *given_peers, const Bucket *given_buckets, real *gradients,
                                       const int *turns)
 {
+    begin_beside_kernel_before(false);
     __shared__ Plan plan;
     const Bucket *buckets = fetch(plan, given_peers, given_buckets);
     const Peers &peers = plan.peers;
@@ -273,6 +274,7 @@ extern "C" __global__ void update_spread(const Peers *given_peers, const Bucket 
                                          real momentum, real decay, real *gradients, real *velocity,
                                          real *parameters, const LossRing *ring, int *turns)
 {
+    begin_beside_kernel_before(false);
     __shared__ Plan plan;
     const Bucket *buckets = fetch(plan, given_peers, given_buckets);
     const Peers &peers = plan.peers;
