@@ -27,6 +27,7 @@ from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
+    from nn.launches import Stretch
     from pyrt.driver import Driver
     from pyrt.exchange import Bucket, Exchange, QueueWork
     from pyrt.exchange.peer import Peers
@@ -63,32 +64,30 @@ class PlainUpdate:
         self._kernels = Kernels(KernelLibrary(parameters.driver), parameters.dtype)
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
-        from nn.launches import Stretch
-
         if not buckets:  # to end a step takes nothing here
             return self.refresh()
-        stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
-        return self._kernels.sgd(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+        return self._kernels.sgd(*self._arguments(buckets))
 
     def refresh(self) -> QueueWork:
         return lambda stream: None
 
     def bind_spread(self, peers: Peers) -> QueueWork:
-        from nn.launches import Stretch
-
-        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
-        arguments = (self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
-        return self._kernels.sum_update_spread(peers, *arguments)
+        return self._kernels.sum_update_spread(peers, *self._arguments(peers.buckets))
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        from nn.launches import Stretch
-
-        stretches = [Stretch(start, stop - start, 0) for start, stop in peers.buckets]
-        arguments = (self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+        arguments = self._arguments(peers.buckets)
         return (
-            self._kernels.sum_shards(peers, self._gradients, stretches),
+            self._kernels.sum_shards(peers, self._gradients, arguments[3]),
             self._kernels.sum_update_spread(peers, *arguments, summed=True),
         )
+
+    def _arguments(
+        self, buckets: Sequence[Bucket]
+    ) -> tuple[DeviceArray, DeviceArray, None, list[Stretch], float, float, float]:
+        from nn.launches import Stretch
+
+        stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
+        return self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0
 
 
 class Contender:
@@ -136,7 +135,7 @@ class Contender:
         self._driver.synchronize()
         expected = 1 - RATE * self._job.comm.allreduce(self._mine.astype(np.float64))
         mine = float(np.abs(self._parameters.to_host() - expected).max())
-        error = max(self._job.comm.allgather(mine))
+        error = np.max(self._job.comm.allgather(mine))  # NaN, if there is one
         if not error < 1e-6:
             raise WrongSum(f"{self.exchange.name}, {self.nbytes} bytes: {error:.1e} off")
         # The sums of sums stay finite.

@@ -17,11 +17,11 @@
 // enough. An infinite number, or one beyond the largest bf16 (3.39e38), has an infinite first term: what it
 // meets becomes infinite or NaN.
 //
-// TERMS says how many A and B have: 13 is one and three. Operands are given as their terms (split.cu), matrices of one
-// shape one behind the other, row-major; where NUMBER is tf32, as they are, float32 with k along the rows, of
-// which these tensor cores see 11 bits and cut off the rest. op(X) is X, or X transposed where TRANSPOSE_X is
-// 1. C and D are M x N, row-major with leading dimensions; with beta == 0 C is not read and may be null, as
-// may the bias of N numbers.
+// TERMS says how many A and B have: 13 is one and three. Operands are given as their terms (split.cu),
+// matrices of one shape one behind the other, row-major; where NUMBER is tf32, as they are, float32 with k
+// along the rows, of which these tensor cores see 11 bits and cut off the rest. op(X) is X, or X transposed
+// where TRANSPOSE_X is 1. C and D are M x N, row-major with leading dimensions; with beta == 0 C is not read
+// and may be null, as may the bias of N numbers.
 
 #include "common.cuh"
 #include "bfloat16.cuh"

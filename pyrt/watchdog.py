@@ -107,4 +107,6 @@ def _connect(node: MPI.Comm) -> list[socket.socket]:
             peer, _ = server.accept()
             if peer.recv(_TOKEN_BYTES, socket.MSG_WAITALL) == token:
                 peers.append(peer)
+            else:
+                peer.close()  # somebody else's
     return peers

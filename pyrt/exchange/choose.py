@@ -48,7 +48,7 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
         return Choice("hierarchical", "the GPUs of a node reach each other's memory", node)
     obstacle = obstacle or _no_groups(smallest, largest)
     if device.verdict(job, driver).is_proven:
-        return Choice("device", f"{obstacle}; MPI takes device buffers, as the probe has found", node)
+        return Choice("device", f"{obstacle}; MPI takes device buffers here", node)
     return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", node)
 
 

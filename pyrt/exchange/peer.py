@@ -111,19 +111,21 @@ class PeerMemory:
         self._stream = setting.streams.compute
         cut = shares(setting.buckets, node.size)
         shard = sum(share.fours for share in cut)
-        numbers = TURNS * 2 * node.size * shard * FOUR
-        self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+        blocks = max(1, min(driver.multiprocessors, -(-shard // _WARP)))
+        with self._job.together():  # memory may end on one of them
+            numbers = TURNS * 2 * node.size * shard * FOUR
+            self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+            turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
+            mapped, given_up = driver.allocate_mapped(4)
+        self._given_up = mapped.view(np.int32)
         driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._stream)  # nothing is there
         driver.synchronize_stream(self._stream)
         mailboxes = self._exchange_handles()
-        mapped, given_up = driver.allocate_mapped(4)
-        self._given_up = mapped.view(np.int32)
-        blocks = max(1, min(driver.multiprocessors, -(-shard // _WARP)))
         self.peers = Peers(
             node.rank,
             mailboxes,
             cut,
-            DeviceArray.from_host(driver, np.zeros(blocks, np.int32)),
+            turns,
             given_up,
             min(_MOST_THREADS, -(-shard // (_WARP * blocks)) * _WARP),
         )

@@ -59,7 +59,7 @@ def test_nodes_of_equal_sizes_take_peer_memory_within_each(own: EmulatedDriver, 
 def test_nodes_of_other_sizes_give_device_buffers_to_mpi(own: EmulatedDriver, job: Job) -> None:
     choice = chosen(own, job, ranks_per_node=2)
     assert choice.name == "device"
-    assert choice.why == "nodes have 1 to 2 ranks; MPI takes device buffers, as the probe has found"
+    assert choice.why == "nodes have 1 to 2 ranks; MPI takes device buffers here"
 
 
 @pytest.mark.parallel([3])

@@ -80,6 +80,19 @@ def test_numbers_that_are_none_arrive(driver: Driver, job: Job, dtype: str) -> N
 
 
 @pytest.mark.parallel([2])
+def test_a_rank_without_memory_ends_all(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one does not wait for its mailbox."""
+    if job.rank == 1:
+
+        def allocate(nbytes: int) -> int:
+            raise UserError("no memory is left on rank 1")
+
+        monkeypatch.setattr(driver, "allocate_mapped", allocate)
+    with pytest.raises(UserError, match="no memory is left on rank 1"):
+        Trainer("peer", driver, job, [Bucket(0, 16)], np.dtype("f4"))
+
+
+@pytest.mark.parallel([2])
 def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
     """Twenty exchanges of changing sizes, one after another, and two at once that close in any order."""
     before = 0
