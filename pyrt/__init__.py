@@ -16,6 +16,8 @@ nothing of neural networks: bring kernels of your own.
 ``started``    when this process and its mpirun began
 ``exchange``   sums of gradients over ranks, and the update that follows
 ``probe``      a job of its own: does this MPI take device buffers, here?
+``watchdog``   ends this rank where another one of its node is gone
+``stall``      notices that this rank makes no progress
 ============== =======================================================================
 
 This module imports nothing, so that a program can start MPI and bound its BLAS threads (``pyrt.job``)
