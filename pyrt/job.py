@@ -49,6 +49,9 @@ _NAP = 100e-6
 _LAST_WORDS = 0.1
 """Seconds in which mpirun passes on what a rank printed before it ends the job."""
 
+_ABORT_SECONDS = 2
+"""After which the system ends a rank whose launcher does not."""
+
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -259,6 +262,8 @@ def end_from_thread(code: int) -> NoReturn:
         # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
         time.sleep(_LAST_WORDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Abort has nothing to add
+        # Abort waits for the launcher, and holds Python meanwhile: for ever, where that is stopped.
+        signal.alarm(_ABORT_SECONDS)
         threading.Thread(target=MPI.COMM_WORLD.Abort, args=(code,), daemon=True).start()
         time.sleep(1)
     os._exit(code)
