@@ -1,8 +1,12 @@
-"""All comparisons, one after another: python3 -m bench [NAME ..]"""
+"""All comparisons, one after another: python3 -m bench [NAME ..]
+
+Those that take one GPU run first; then, under mpirun, those that take several.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,8 +14,13 @@ from pathlib import Path
 
 from bench.program import Parser, require_gpu, start
 
-PROGRAMS = ("gemm", "tiles", "kernels", "step")
+ON_ONE_GPU = ("gemm", "tiles", "kernels", "step")
+ON_SEVERAL = ("step", "exchange", "overlap")
 """The files of this folder that measure, in the order they run in."""
+
+PROGRAMS = tuple(dict.fromkeys((*ON_ONE_GPU, *ON_SEVERAL)))
+
+MOST_RANKS = 4
 
 
 def parser() -> argparse.ArgumentParser:

@@ -91,19 +91,19 @@ class PlainUpdate:
 
 
 class Contender:
-    """An exchange of so many bytes, with gradients of this rank's own."""
+    """An exchange of these buckets, with gradients of this rank's own."""
 
-    def __init__(self, way: str, driver: Driver, job: Job, nbytes: int) -> None:
+    def __init__(self, way: str, driver: Driver, job: Job, buckets: Sequence[Bucket]) -> None:
         import numpy as np
 
         from pyrt import exchange
-        from pyrt.exchange import Bucket
         from pyrt.memory import DeviceArray
         from pyrt.phases import Phases
         from pyrt.streams import Streams
 
-        self._driver, self._job, self.nbytes = driver, job, nbytes
-        size, self.streams = nbytes // 4, Streams(driver)
+        self._driver, self._job, self._buckets = driver, job, buckets
+        self.nbytes = 4 * sum(stop - start for start, stop in buckets)
+        size, self.streams = exchange.covered(buckets).stop, Streams(driver)
         self._mine = np.random.default_rng(job.rank).standard_normal(size).astype(np.float32)
         self._gradients = DeviceArray.from_host(driver, self._mine)
         self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))
@@ -117,14 +117,15 @@ class Contender:
             phases,
             self._parameters,
             self._gradients,
-            [Bucket(0, size)],
+            buckets,
             update,
         )
         self.exchange: Exchange = exchange.create(way, setting)
 
     def step(self, _: Any = None) -> None:
         """Queue one, or do it."""
-        self.exchange.ready(0)
+        for bucket in range(len(self._buckets)):
+            self.exchange.ready(bucket)
         self.exchange.finish()
 
     def check(self) -> None:
@@ -133,7 +134,10 @@ class Contender:
 
         self.step()
         self._driver.synchronize()
-        expected = 1 - RATE * self._job.comm.allreduce(self._mine.astype(np.float64))
+        total = self._job.comm.allreduce(self._mine.astype(np.float64))
+        expected = np.ones_like(total)
+        for start, stop in self._buckets:
+            expected[start:stop] -= RATE * total[start:stop]
         mine = float(np.abs(self._parameters.to_host() - expected).max())
         error = np.max(self._job.comm.allgather(mine))  # NaN, if there is one
         if not error < 1e-6:
@@ -164,9 +168,9 @@ class Contender:
             self._driver.free(array.pointer)
 
 
-def measure(way: str, driver: Driver, job: Job, nbytes: int) -> Times:
+def measure(way: str, driver: Driver, job: Job, buckets: Sequence[Bucket]) -> Times:
     """Collective."""
-    contender = Contender(way, driver, job, nbytes)
+    contender = Contender(way, driver, job, buckets)
     contender.check()
     seconds = contender.seconds()
     taken = [next(seconds) for _ in range(WARM_UP + ROUNDS)][WARM_UP:]
@@ -208,11 +212,12 @@ def main(job: Job) -> int:
         if job.size == 1:
             raise UserError("one rank has nothing to sum: mpirun -n 2 python3 bench/exchange.py")
     from pyrt.devices import open_device
+    from pyrt.exchange import Bucket
 
     times: dict[str, dict[int, Times]] = {}
     with closing(open_device("cuda", job, share_gpus=True).driver) as driver:
         for way in ways:
-            times[way] = {nbytes: measure(way, driver, job, nbytes) for nbytes in SIZES}
+            times[way] = {nbytes: measure(way, driver, job, [Bucket(0, nbytes // 4)]) for nbytes in SIZES}
         name = driver.device_name
     if job.rank == 0:
         times["NCCL"] = nccl(job)

@@ -58,6 +58,9 @@ class Case(NamedTuple):
     batch: int
     math: str = "float32"
     placement: str = "resident"
+    hidden: int = 512
+    exchange: str = "auto"
+    share_gpus: bool = False
 
     def __str__(self) -> str:
         return "this project" + (", rows streamed" if self.placement == "stream" else "")
@@ -71,17 +74,16 @@ class Ours:
     device: list[float] = field(default_factory=list)
     machine: str = ""
 
-    def add(self, report: Report, batch: int) -> None:
-        """Take the times of a run.
+    def add(self, report: Report, steps: int, window: int = WINDOW) -> None:
+        """Take the times of a run with so many steps an epoch, in windows of so many epochs.
 
         The device's time is that of the phase `batch iteration`, a mean over the run, which rank 0 alone
         knows.
         """
         self.machine = report.environment["devices"][0]
-        steps = -(-SAMPLES // batch)
         seconds = [epoch.seconds for epoch in report.epochs[WARM_UP:]]
-        windows = range(0, len(seconds) - WINDOW + 1, WINDOW)
-        self.wall += [sum(seconds[first : first + WINDOW]) / (WINDOW * steps) for first in windows]
+        windows = range(0, len(seconds) - window + 1, window)
+        self.wall += [sum(seconds[first : first + window]) / (window * steps) for first in windows]
         for phase in report.phases:
             if phase.name == "batch iteration" and phase.device is not None:
                 self.device.append(phase.device / phase.calls)
@@ -103,8 +105,11 @@ def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Opt
     from nn.options import Options
 
     return Options(
+        hidden=(case.hidden,),
         batch=case.batch,
         math=case.math,
+        exchange=case.exchange,
+        share_gpus=case.share_gpus,
         placement=case.placement if DEVICE == "cuda" else "auto",
         samples=case.batch * steps,
         epochs=epochs,
@@ -120,7 +125,8 @@ def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
     from nn.run import run as train
 
     for case, times in ours.items():
-        times.add(train(our_options(case, -(-SAMPLES // case.batch), EPOCHS), job), case.batch)
+        steps = -(-SAMPLES // case.batch)
+        times.add(train(our_options(case, steps, EPOCHS), job), steps)
 
 
 def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
@@ -130,7 +136,8 @@ def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
     for case in cases:
         report = train(our_options(case, 3, 1, check=True), job)
         if not report.passed:
-            yield f"our step, batch {case.batch}\n{report.check}"
+            exchange = report.environment["exchange"]
+            yield f"our step, hidden {case.hidden}, batch {case.batch}, exchange {exchange}\n{report.check}"
 
 
 @dataclass(frozen=True)
@@ -185,7 +192,7 @@ def _all_cores() -> Iterator[None]:
         os.sched_setaffinity(0, bound)
 
 
-def _sleep_until_all_are_here(job: Job) -> None:
+def sleep_until_all_are_here(job: Job) -> None:
     """A barrier for ranks that must not disturb what is measured meanwhile."""
     request = job.comm.Ibarrier()
     while not request.Test():
@@ -257,7 +264,7 @@ def main(job: Job) -> int:
         run_ours(job, ours)
         if job.rank == 0:
             lines = run_baselines(job.size, batches, failures)
-        _sleep_until_all_are_here(job)
+        sleep_until_all_are_here(job)
         run_ours(job, ours)
     if job.rank == 0:
         for batch in batches:

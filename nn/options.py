@@ -28,8 +28,16 @@ TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 5e-3, "bf16": 5e-2}
 """Relative max norm up to which ``--check`` calls parameters equal, by dtype, in float32 by ``--math``."""
 
 
-def _option(default: Any, help: str, metavar: str | None = None, choices: Sequence[str] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar, "choices": choices})
+def _option(
+    default: Any,
+    help: str,
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    unoffered: Sequence[str] = (),
+) -> Any:
+    """``unoffered``: choices that Python has and the command line has not."""
+    metadata = {"help": help, "metavar": metavar, "choices": choices, "unoffered": unoffered}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Options:
         "auto",
         "how gradients are summed over ranks; auto: the fastest that works here",
         choices=("auto", *exchange.CHOICES),
+        unoffered=("local",),  # no exchange: for measurements
     )
     ranks_per_node: int | None = _option(
         None, "so many consecutive ranks count as a node, for --exchange peer and hierarchical", "K"
@@ -117,9 +126,9 @@ class Options:
         for name in ("momentum", "val_fraction"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
         for field in dataclasses.fields(self):
-            choices = field.metadata["choices"]
-            if choices and getattr(self, field.name) not in choices:
-                _require(field.name, getattr(self, field.name), False, f"one of {', '.join(choices)}")
+            choices, value = field.metadata["choices"], getattr(self, field.name)
+            if choices and value not in (*choices, *field.metadata["unoffered"]):
+                _require(field.name, value, False, f"one of {', '.join(choices)}")
         self._check_combinations()
 
     def _check_combinations(self) -> None:

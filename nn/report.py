@@ -179,6 +179,7 @@ def _exchange(environment: dict[str, Any]) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     why = {
+        "local": "none: each rank updates with its own gradients alone, to measure a step without a sum",
         "root": "MPI_Gather, rank 0 sums, updates and sends its parameters with MPI_Bcast, nothing overlaps",
         "blocking": "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
         "host": "pinned host memory, MPI_Iallreduce in pieces that overlap with the backward pass",

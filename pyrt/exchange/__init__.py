@@ -1,7 +1,7 @@
 """Sums of gradients over the ranks, and the update that follows: a ladder from the plain to the fast.
 
 ================ ====================================================================================
-``local``        one rank: nothing to sum
+``local``        one rank: nothing to sum; several: none, to measure a step without an exchange
 ``root``         master and workers: MPI_Gather, sum and update on rank 0, MPI_Bcast of the parameters
 ``blocking``     the course's way: all gradients down, MPI_Allreduce, up, update
 ``host``         in pieces: copies, MPI_Iallreduce and updates overlap, also with the backward pass
@@ -152,6 +152,7 @@ def create(name: str, setting: Setting) -> Exchange:
     if setting.job.size == 1:
         return LocalExchange(setting)
     made: dict[str, Callable[[Setting], Exchange]] = {
+        "local": LocalExchange,
         "root": RootExchange,
         "blocking": BlockingExchange,
         "host": HostExchange,

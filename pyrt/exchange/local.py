@@ -1,4 +1,8 @@
-"""One rank: its gradients are the sum, so only the update is left."""
+"""One rank: its gradients are the sum, so only the update is left.
+
+Several ranks that are given it train apart, each with its own gradients alone: a step without an exchange, to
+measure what one costs.
+"""
 
 from __future__ import annotations
 

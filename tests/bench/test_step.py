@@ -47,7 +47,7 @@ def test_a_wrong_step_is_told(monkeypatch):
     monkeypatch.setattr(step, "DEVICE", "cpu")
     monkeypatch.setattr("nn.run.check.compare", lambda *_: Wrong())
     (told,) = step.wrong_results(join(), [Case(20)])
-    assert told == "our step, batch 20\nwrong"
+    assert told == "our step, hidden 512, batch 20, exchange local\nwrong"
 
 
 class Wrong:

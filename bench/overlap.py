@@ -1,0 +1,345 @@
+"""What of an exchange a step waits for, and what several GPUs gain over one.
+
+    mpirun -n 4 python3 bench/overlap.py [WAY ..]
+
+For each network, batch and exchange: a step as `train.py` runs it; the same step without an exchange, each
+rank updating with its own gradients alone; and the exchange alone, of the same buckets while nothing is
+computed. Exposed is what the exchange adds to the step. The overlap rule is (step - max) / min of the other
+two times: 0 where the shorter one hides behind the longer one, 1 where one waits for the other. The last
+table is of host memory at a batch for which both take about as long: there an overlap has most to show.
+
+Each exchange is checked first. Rank 0 times one GPU with the whole batch while the other ranks sleep.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tabulate import tabulate
+
+from bench import exchange, step
+from bench.program import Parser, require_gpu
+from bench.step import WARM_UP, Case, Ours, our_options, sleep_until_all_are_here, wrong_results
+from bench.timing import Times
+from pyrt.errors import UserError
+from pyrt.job import AgreedError, Job, run
+
+if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
+    from pyrt.driver import Driver
+    from pyrt.exchange import Bucket
+
+NONE = "local"
+"""The exchange that is none."""
+
+PART = 3000
+"""Samples a rank for weak scaling; the batch of all for strong."""
+
+STEPS = 20
+"""Of an epoch."""
+
+WINDOWS = 10
+"""Of a run, in which the steps are timed: `WARM_UP` epochs come before them."""
+
+SECONDS = 0.5
+"""That all windows are to last; a window is a whole epoch at least."""
+
+LARGEST = 64
+"""Times its usual batch: the most that is taken to let products last as long as an exchange."""
+
+
+class Work(NamedTuple):
+    """A network of one hidden layer, and a batch over all ranks."""
+
+    hidden: int
+    batch: int
+
+    def by(self, way: str) -> Case:
+        """Its step with that exchange."""
+        return Case(self.batch, hidden=self.hidden, exchange=way, share_gpus=True)
+
+    def __str__(self) -> str:
+        return f"hidden {self.hidden}, batch {self.batch}"
+
+
+STRONG, WIDE = Work(512, PART), Work(2048, 12000)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step with one exchange, and that exchange alone."""
+
+    way: str
+    step: Times
+    alone: Times
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that was timed of a work: each time is that of the slowest rank."""
+
+    work: Work
+    rows: Sequence[Row]
+    none: Times
+    """The step without an exchange."""
+    one_gpu: Times | None = None
+    """The whole batch on one GPU."""
+    part: Times | None = None
+    """One rank's part of the batch on one GPU: where the work grows with the ranks."""
+
+    def exposed(self, row: Row) -> float:
+        """Microseconds that the exchange adds to the step."""
+        return row.step.median - self.none.median
+
+    def rule(self, row: Row) -> float:
+        """0 where the shorter of exchange and computation is hidden, 1 where nothing overlaps."""
+        times = (self.none.median, row.alone.median)
+        return (row.step.median - max(times)) / min(times)
+
+    def gain(self, row: Row) -> float | None:
+        """The step on one GPU in steps on all."""
+        return self.one_gpu.median / row.step.median if self.one_gpu is not None else None
+
+    def efficiency(self, row: Row) -> float | None:
+        """Of weak scaling: 1 where more ranks with more work take no longer."""
+        return self.part.median / row.step.median if self.part is not None else None
+
+    def fastest(self) -> Row:
+        return min(self.rows, key=lambda row: row.step.median)
+
+    def row(self, way: str) -> Row | None:
+        return next((row for row in self.rows if row.way == way), None)
+
+
+def slowest(job: Job, times: Times) -> Times:
+    """Those of the rank whose median is the largest. Collective."""
+    everybody: list[Times] = job.comm.allgather(times)
+    return max(everybody, key=lambda each: each.median)
+
+
+def epochs_of_window(seconds: float) -> int:
+    """How many epochs of steps of about so many seconds a window has."""
+    return max(1, round(SECONDS / (WINDOWS * STEPS * seconds)))
+
+
+def windows(job: Job, case: Case, epochs: int) -> list[float]:
+    """Seconds a step in each window of so many epochs, by this rank's clock. Collective."""
+    from nn.run import run as train
+
+    ours, counted = Ours(), WARM_UP + WINDOWS * epochs
+    # And one more: at the end all losses are waited for, and the last ones follow each other at once.
+    ours.add(train(our_options(case, STEPS, counted + 1), job), STEPS, epochs)
+    return ours.wall[:WINDOWS]
+
+
+def buckets(work: Work) -> list[Bucket]:
+    """Those in which the gradients of that network leave."""
+    from nn.network import Network
+    from nn.plan import gradient_layout, panels
+
+    network = Network((784, work.hidden, 10), "sigmoid", "softmax")
+    return [panel.bucket for panel in panels(network, gradient_layout(network, "float32"))]
+
+
+def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str, Times]:
+    """Each exchange with nothing beside it. Collective."""
+    parts = buckets(work)
+    return {way: slowest(job, exchange.measure(way, driver, job, parts)) for way in ways}
+
+
+def on_one_gpu(job: Job, work: Work, guess: float) -> Times:
+    """A step on rank 0's GPU alone, of about ``guess`` seconds, while the other ranks sleep. Collective."""
+    from mpi4py import MPI
+
+    times = None
+    with job.together():
+        try:
+            if job.rank == 0:
+                one = Job(MPI.COMM_SELF, MPI.COMM_SELF, job.library, job.cores)
+                times = Times.of(windows(one, work.by("auto"), epochs_of_window(guess)))
+        except AgreedError as error:  # by one rank: the others do not know
+            raise UserError(str(error)) from None
+        finally:
+            sleep_until_all_are_here(job)
+    result: Times = job.comm.bcast(times)
+    return result
+
+
+def measure(
+    job: Job,
+    work: Work,
+    exchanges: Mapping[str, Times],
+    one_gpu: bool = True,
+    part: Times | None = None,
+) -> Measured:
+    """The steps of a work with each of these exchanges, whose times alone are given. Collective.
+
+    Those without an exchange come first and last. ``part`` is as `Measured` has it.
+    """
+    none = work.by(NONE)
+    guess = max(job.comm.allgather(statistics.mean(windows(job, none, epochs=1))))
+    apart = windows(job, none, epochs_of_window(guess))
+    rows = []
+    for way, by_itself in exchanges.items():
+        seconds = windows(job, work.by(way), epochs_of_window(guess + 1e-6 * by_itself.median))
+        rows.append(Row(way, slowest(job, Times.of(seconds)), by_itself))
+    apart += windows(job, none, epochs_of_window(guess))
+    whole = on_one_gpu(job, work, guess * job.size) if one_gpu else None
+    return Measured(work, rows, slowest(job, Times.of(apart)), whole, part)
+
+
+def balanced(work: Work, computing: float, exchanging: float) -> Work:
+    """The same network with a batch, in thousands, whose products take about as long as the exchange."""
+    times = min(exchanging / computing, LARGEST)
+    return Work(work.hidden, 1000 * max(1, round(times * work.batch / 1000)))
+
+
+def default_ways(job: Job, driver: Driver) -> Iterator[str]:
+    """All that have a use here, fastest first. Collective."""
+    from pyrt.exchange.device import verdict
+
+    is_one_node = job.node.size == job.size
+    takes_device_buffers = verdict(job, driver).is_proven
+    if not takes_device_buffers and job.rank == 0:
+        print("device: left out: no probe has found that MPI takes device buffers", flush=True)
+    for way in reversed(exchange.WAYS):
+        if way == "device" and not takes_device_buffers:
+            continue
+        if way != ("hierarchical" if is_one_node else "peer"):
+            yield way
+
+
+def check(job: Job, ways: Sequence[str], failures: list[str]) -> list[str]:
+    """Those that work here, after three steps of each; adds what differs from NumPy. Collective."""
+    works = []
+    for way in ways:
+        try:
+            failures += wrong_results(job, [Work(WIDE.hidden, PART).by(way)])
+        except AgreedError as error:
+            if error.code != UserError.code:
+                raise
+            if job.rank == 0:
+                print(f"{way}: left out: {error}", flush=True)
+        else:
+            works.append(way)
+    return works
+
+
+def table(measured: Measured) -> str:
+    """A line for each exchange."""
+    body = [
+        [
+            row.way,
+            row.step.median,
+            row.step.spread,
+            measured.gain(row),
+            measured.efficiency(row),
+            measured.none.median,
+            measured.exposed(row),
+            row.alone.median,
+            measured.rule(row),
+        ]
+        for row in measured.rows
+    ]
+    headers = ["exchange", "step us", "min to max", "x 1 GPU", "efficiency", "no exchange us", "exposed us"]
+    headers += ["exchange alone us", "overlap rule"]
+    formats = ("", ".1f", "", ".2f", ".2f", ".1f", ".1f", ".1f", ".2f")
+    return tabulate(body, headers=headers, floatfmt=formats, missingval="-")
+
+
+def title(measured: Measured, machine: str) -> str:
+    """What the table is of."""
+    text = f"784-{measured.work.hidden}-10, batch {measured.work.batch}, {machine}"
+    if measured.one_gpu is not None:
+        text += f"; one GPU: {measured.one_gpu.median:.1f} us"
+    if measured.part is not None:
+        text += f"; efficiency: batch {PART} on one GPU ({measured.part.median:.1f} us) / step"
+    return text
+
+
+def in_short(ranks: int, strong: Measured, weak: Measured, wide: Measured, *even: Measured) -> Iterator[str]:
+    """The numbers that matter, a line each: of the fastest exchange where none is named.
+
+    ``even`` is the work whose products take as long as its exchange, if there is one.
+    """
+    for measured in (strong, weak, wide):
+        row = measured.fastest()
+        yield f"{ranks} GPUs over 1, {measured.work}: {measured.gain(row):.2f} ({_exposed(measured, row)})"
+    row = weak.fastest()
+    yield f"weak scaling, {PART} a rank: {weak.efficiency(row):.2f} ({_exposed(weak, row)})"
+    slow = [row for row in wide.rows if row.way in ("host", "blocking", "device")]
+    if slow:
+        times = ", ".join(f"{row.way} {row.step.median:.1f}" for row in slow)
+        yield f"through MPI, {wide.work}, us: {times}"
+    for measured in even:
+        for row in measured.rows:
+            rule = f"overlap rule {measured.rule(row):.2f}"
+            yield f"{row.way} where products and exchange take as long, {measured.work}: {rule}"
+
+
+def _exposed(measured: Measured, row: Row) -> str:
+    return f"{row.way}, exposed exchange {measured.exposed(row):.1f} us"
+
+
+def measure_all(job: Job, ways: Sequence[str]) -> list[Measured]:
+    """Strong scaling, weak scaling, a wide network; that with a balanced batch, by host. Collective."""
+    from pyrt.devices import open_device
+
+    with closing(open_device(step.DEVICE, job, share_gpus=True).driver) as driver:
+        narrow, wide = (alone(job, driver, work, ways) for work in (STRONG, WIDE))
+    strong = measure(job, STRONG, narrow)
+    weak = measure(job, Work(STRONG.hidden, PART * job.size), narrow, part=strong.one_gpu)
+    result = [strong, weak, measure(job, WIDE, wide)]
+    if "host" in ways:
+        work = balanced(WIDE, result[-1].none.median, wide["host"].median)
+        result.append(measure(job, work, {"host": wide["host"]}, one_gpu=False))
+    return result
+
+
+def machine(job: Job, driver: Driver) -> str:
+    """How many ranks on how many GPUs. Collective."""
+    gpus = len(set(job.comm.allgather(driver.device_id)))
+    return f"{job.size} ranks{' that share' if gpus < job.size else ' on'} {gpus} x {driver.device_name}"
+
+
+def main(job: Job) -> int:
+    with job.together():
+        parser = Parser("overlap.py", __doc__)
+        names = " or ".join(exchange.WAYS)
+        parser.add_argument(
+            "ways", nargs="*", metavar="WAY", help=f"{names} (default: all that have a use here)"
+        )
+        named: Sequence[str] = parser.parse_args(sys.argv[1:]).ways
+        for way in named:
+            if way not in exchange.WAYS:
+                parser.error(f"no exchange is called {way}: there are {', '.join(exchange.WAYS)}")
+        require_gpu()
+        if job.size == 1:
+            raise UserError("one rank has nothing to sum: mpirun -n 4 python3 bench/overlap.py")
+    from pyrt.devices import open_device
+
+    with closing(open_device(step.DEVICE, job, share_gpus=True).driver) as driver:
+        where, ways = machine(job, driver), list(named or default_ways(job, driver))
+    failures: list[str] = []
+    ways = check(job, ways, failures)
+    if ways and not failures:
+        all_measured = measure_all(job, ways)
+        if job.rank == 0:
+            for measured in all_measured:
+                print(f"\n{title(measured, where)}\n{table(measured)}", flush=True)
+            print("", *in_short(job.size, *all_measured), sep="\n", flush=True)
+    if job.rank == 0:
+        for failure in failures:
+            print(f"overlap.py: error: {failure}", file=sys.stderr)
+    return job.comm.bcast(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    run(main)
