@@ -21,6 +21,7 @@ ON_SEVERAL = ("step", "exchange", "overlap")
 PROGRAMS = tuple(dict.fromkeys((*ON_ONE_GPU, *ON_SEVERAL)))
 
 MOST_RANKS = 4
+"""However many GPUs there are."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,9 +36,27 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if name not in PROGRAMS:
             parser().error(f"no comparison is called {name}: there are {', '.join(PROGRAMS)}")
-    require_gpu()
-    folder = Path(__file__).parent
-    return max(subprocess.run([sys.executable, folder / f"{name}.py"]).returncode for name in names)
+    gpus = require_gpu()
+    commands = [_command(name) for name in names if name in ON_ONE_GPU]
+    several = [name for name in names if name in ON_SEVERAL]
+    obstacle = _no_several(gpus)
+    if not obstacle:
+        ranks = min(gpus, MOST_RANKS)
+        commands += [["mpirun", "-n", str(ranks), *_command(name)] for name in several]
+    elif several:
+        print(f"{', '.join(several)} on several GPUs: left out: {obstacle}", flush=True)
+    return max((subprocess.run(command).returncode for command in commands), default=0)
+
+
+def _command(name: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).parent / f"{name}.py")]
+
+
+def _no_several(gpus: int) -> str:
+    """Why no program can take several of so many GPUs; empty where they can."""
+    if gpus == 1:
+        return "there is one"
+    return "" if shutil.which("mpirun") else "no mpirun is on PATH"
 
 
 if __name__ == "__main__":

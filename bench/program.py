@@ -43,10 +43,11 @@ def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
     sys.exit(code)
 
 
-def require_gpu() -> None:
-    """UserError where there is no GPU, or not all that its use needs."""
+def require_gpu() -> int:
+    """How many GPUs there are; UserError where there is none, or not all that its use needs."""
     from pyrt.devices import usable_gpus  # it loads NumPy, for which an MPI job has an order
 
-    _, missing = usable_gpus()
+    gpus, missing = usable_gpus()
     if missing:
         raise UserError(f"needs an NVIDIA GPU: {missing}")
+    return len(gpus)

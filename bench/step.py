@@ -74,7 +74,7 @@ class Ours:
     device: list[float] = field(default_factory=list)
     machine: str = ""
 
-    def add(self, report: Report, steps: int, window: int = WINDOW) -> None:
+    def add(self, report: Report, steps: int, window: int) -> None:
         """Take the times of a run with so many steps an epoch, in windows of so many epochs.
 
         The device's time is that of the phase `batch iteration`, a mean over the run, which rank 0 alone
@@ -126,7 +126,7 @@ def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
 
     for case, times in ours.items():
         steps = -(-SAMPLES // case.batch)
-        times.add(train(our_options(case, steps, EPOCHS), job), steps)
+        times.add(train(our_options(case, steps, EPOCHS), job), steps, WINDOW)
 
 
 def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:

@@ -7,8 +7,12 @@ import pytest
 from bench import exchange as bench
 from bench.timing import Times
 from pyrt.driver import Driver
+from pyrt.exchange import Bucket
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
+
+BUCKETS = [Bucket(800, 1024), Bucket(0, 700)]
+"""What lies between belongs to none."""
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "repetitions", lambda nbytes: 2)
     for way in bench.WAYS:
         if way != "device" or verdict(job, driver).is_proven:
-            times = bench.measure(way, driver, job, 4096)
+            times = bench.measure(way, driver, job, BUCKETS)
             assert 0 < times.least <= times.median <= times.most
 
 
@@ -44,8 +48,22 @@ def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.Monkey
 def test_a_way_that_sums_wrongly_is_not_timed(
     driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contender = bench.Contender("peer", driver, job, 4096)
+    contender = bench.Contender("peer", driver, job, BUCKETS)
     monkeypatch.setattr(bench, "RATE", 2 * bench.RATE)
-    with pytest.raises(bench.WrongSum, match="peer, 4096 bytes"):
+    with pytest.raises(bench.WrongSum, match="peer, 3696 bytes"):
         contender.check()
+    contender.free()
+
+
+@pytest.mark.parallel([2])
+def test_each_bucket_is_exchanged_once_a_step_and_nothing_else(
+    driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contender = bench.Contender("host", driver, job, BUCKETS)
+    contender.check()
+    ready = []
+    monkeypatch.setattr(contender.exchange, "ready", ready.append)
+    monkeypatch.setattr(contender.exchange, "finish", lambda: None)
+    contender.step()
+    assert ready == [0, 1]
     contender.free()

@@ -14,32 +14,71 @@ from pyrt.errors import UserError
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The names of the programs that were run, each of which ends with the exit code of its place."""
-    names = []
+    """What was run, `mpirun -n RANKS` or nothing and a program; each ends with the exit code of its place."""
+    commands = []
 
     class Done:
         def __init__(self, command):
-            names.append(command[1].stem)
-            self.returncode = len(names) - 1
+            *launcher, python, program = command
+            assert python == sys.executable
+            commands.append(" ".join([*launcher, Path(program).stem]))
+            self.returncode = len(commands) - 1
 
     monkeypatch.setattr(bench.subprocess, "run", Done)
-    monkeypatch.setattr(devices, "usable_gpus", lambda: (["gpu-a"], ""))
-    return names
+    monkeypatch.setattr(bench.shutil, "which", lambda name: f"/bin/{name}")
+    return commands
 
 
-def test_runs_all_in_order_and_answers_the_worst(ran):
-    assert bench.main([]) == len(bench.PROGRAMS) - 1
-    assert ran == list(bench.PROGRAMS)
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes this a machine of so many GPUs."""
+
+    def make(count):
+        monkeypatch.setattr(devices, "usable_gpus", lambda: ([f"gpu-{i}" for i in range(count)], ""))
+
+    return make
 
 
-def test_runs_what_is_named(ran):
+def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpus, capsys):
+    gpus(1)
+    assert bench.main([]) == 3
+    assert ran == ["gemm", "tiles", "kernels", "step"]
+    left_out = "step, exchange, overlap on several GPUs: left out: there is one\n"
+    assert capsys.readouterr().out == left_out
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(2, 2), (4, 4), (8, 4)])
+def test_several_gpus_run_all_in_order_and_answer_the_worst(ran, gpus, capsys, count, ranks):
+    gpus(count)
+    assert bench.main([]) == 6
+    assert ran[:4] == ["gemm", "tiles", "kernels", "step"]
+    assert ran[4:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap")]
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_what_is_named(ran, gpus, capsys):
+    gpus(1)
+    assert bench.main(["tiles"]) == 0
+    assert capsys.readouterr().out == ""
+    assert bench.main(["overlap"]) == 0
+    assert capsys.readouterr().out == "overlap on several GPUs: left out: there is one\n"
+    assert ran == ["tiles"]
+    gpus(3)
+    bench.main(["overlap", "step"])
+    assert ran[1:] == ["step", "mpirun -n 3 overlap", "mpirun -n 3 step"]
+
+
+def test_without_mpirun(ran, gpus, monkeypatch, capsys):
+    gpus(2)
+    monkeypatch.setattr(bench.shutil, "which", lambda name: None)
     assert bench.main(["step"]) == 0
     assert ran == ["step"]
+    assert capsys.readouterr().out == "step on several GPUs: left out: no mpirun is on PATH\n"
 
 
 def test_unknown_name(ran):
     with pytest.raises(
-        UserError, match="no comparison is called speed: there are gemm, tiles, kernels, step"
+        UserError, match="no comparison is called speed: there are gemm, tiles, kernels, step, exchange, ov"
     ):
         bench.main(["speed"])
     assert ran == []

@@ -81,6 +81,16 @@ def test_an_unknown_option(arguments, word):
     assert word in refusal(*arguments)
 
 
+def test_no_exchange_at_all_is_for_python_alone(capsys):
+    assert Options(exchange="local").exchange == "local"
+    assert "local" in refusal("--exchange", "local")
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    assert "local" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--exchange locally: must be one of auto, root, .*, hierarchical$"):
+        Options(exchange="locally")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from nn import data, parameters, plan, reference
 from nn.console import Console
@@ -21,7 +22,7 @@ from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.exchange import CHOICES, host, local, peer
 from pyrt.exchange.device import verdict
-from pyrt.job import join
+from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 
 SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
@@ -316,6 +317,30 @@ def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch)
     where = {"device": driver.name, "share_gpus": True}
     exchanges = [name for name in CHOICES if name != "device" or verdict(join(), driver).is_proven]
     assert not differ_from_the_reference(digits(test=2), monkeypatch, exchanges, **where)
+
+
+@pytest.mark.parallel([2])
+def test_without_an_exchange_each_rank_trains_on_its_part_alone(shared, tmp_path):
+    """As one rank with that part, half the rate and twice the decay: gradients are of the batch's mean."""
+    rng, job = np.random.default_rng(3), join()
+    images, labels = rng.integers(0, 256, (20, 3, 4)).astype(np.uint8), np.arange(20) % 3
+    if job.rank == 0:
+        np.savez(shared / "all.npz", x_train=images, y_train=labels)
+    part = slice(10 * job.rank, 10 * job.rank + 10)
+    np.savez(tmp_path / f"part{job.rank}.npz", x_train=images[part], y_train=labels[part])
+    job.comm.barrier()
+    options = using(epochs=5, shuffle=False, dtype="float64", print_every=1)
+    apart = run(using(options, data=str(shared / "all.npz"), exchange="local"))
+    here = tmp_path / f"part{job.rank}.npz"
+    alone = run(
+        using(options, data=str(here), batch=10, lr=options.lr / 2, reg=2 * options.reg),
+        Job(MPI.COMM_SELF, MPI.COMM_SELF, job.library, job.cores),
+    )
+    losses = np.array([loss for _, loss in apart.losses])
+    np.testing.assert_allclose(2 * losses, [loss for _, loss in alone.losses], rtol=1e-12)
+    assert len(set(job.comm.allgather(losses[-1]))) == 2
+    assert apart.environment["exchange"] == "local"
+    assert any(line.startswith("exchange  local: none") for line in apart.environment["header"])
 
 
 def left_of_peers():

@@ -444,6 +444,15 @@ def test_closing_waits_for_no_sum_that_an_error_has_left_behind(cpu: CpuDriver) 
     assert trainer.update.seen == []
 
 
+@pytest.mark.parallel([2])
+def test_local_updates_each_rank_with_its_own_gradients(cpu: CpuDriver, job: Job) -> None:
+    trainer = Trainer("local", cpu, job, BUCKETS["with a loss"], np.dtype("f8"))
+    gradients = made_gradients(0, job.size, trainer.dtype)[job.rank]
+    expected = first_parameters(trainer.dtype) - RATE * gradients[:PARAMETERS]
+    np.testing.assert_array_equal(trainer.step(gradients), expected)
+    assert trainer.update.steps == 1
+
+
 def test_one_rank_needs_no_exchange(cpu: CpuDriver, job: Job) -> None:
     names = {Trainer(name, cpu, job, BUCKETS["ragged"], np.dtype("f4")).exchange.name for name in EXCHANGES}
     assert names == {"local"}

@@ -1,0 +1,217 @@
+"""bench/overlap.py: what is timed and when, what is made of it, and what is left out."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bench import exchange, overlap, step
+from bench.overlap import Measured, Row, Work
+from bench.timing import Times
+from nn.options import Options
+from nn.training import Training
+from pyrt.driver.cpu import CpuDriver
+from pyrt.errors import UserError
+from pyrt.job import AgreedError, Job, join
+from pyrt.mpi_libraries import Verdict
+
+
+def us(median: float) -> Times:
+    return Times(median, median - 1, median + 1)
+
+
+MEASURED = Measured(
+    Work(512, 12000),
+    [Row("host", us(700.0), us(600.0)), Row("peer", us(80.0), us(30.0))],
+    none=us(50.0),
+    one_gpu=us(160.0),
+    part=us(60.0),
+)
+
+
+def test_what_is_made_of_the_times():
+    host, peer = MEASURED.rows
+    assert MEASURED.exposed(host) == 650 and MEASURED.exposed(peer) == 30
+    assert MEASURED.rule(host) == (700 - 600) / 50
+    assert MEASURED.rule(peer) == (80 - 50) / 30
+    assert MEASURED.gain(peer) == 2
+    assert MEASURED.efficiency(peer) == 0.75
+    assert MEASURED.fastest() is peer
+
+
+def test_the_table_has_each_exchange_in_a_line():
+    head, _, host, peer = overlap.table(MEASURED).splitlines()
+    names = ["exchange", "step us", "min to max", "x 1 GPU", "efficiency", "no exchange us", "exposed us"]
+    assert head.split() == " ".join([*names, "exchange alone us", "overlap rule"]).split()
+    assert " ".join(host.split()) == "host 700.0 699.0 to 701.0 0.23 0.09 50.0 650.0 600.0 2.00"
+    assert " ".join(peer.split()) == "peer 80.0 79.0 to 81.0 2.00 0.75 50.0 30.0 30.0 1.00"
+
+
+def test_what_was_not_measured_is_not_in_the_table():
+    bare = Measured(Work(9, 7), MEASURED.rows, us(50.0))
+    assert overlap.table(bare).splitlines()[2].split()[5:7] == ["-", "-"]
+    assert overlap.title(bare, "two cards") == "784-9-10, batch 7, two cards"
+    assert overlap.title(MEASURED, "x").endswith(
+        "x; one GPU: 160.0 us; efficiency: batch 3000 on one GPU (60.0 us) / step"
+    )
+
+
+def test_the_numbers_that_matter():
+    strong = Measured(overlap.STRONG, [Row("peer", us(40.0), us(20.0))], us(30.0), us(60.0))
+    slow = [Row(way, us(time), us(1.0)) for way, time in (("device", 900), ("host", 400), ("blocking", 500))]
+    wide = Measured(overlap.WIDE, slow, us(200.0), us(300.0))
+    even = Measured(Work(2048, 99000), [Row("host", us(500.0), us(380.0))], us(400.0))
+    assert list(overlap.in_short(4, strong, MEASURED, wide, even)) == [
+        "4 GPUs over 1, hidden 512, batch 3000: 1.50 (peer, exposed exchange 10.0 us)",
+        "4 GPUs over 1, hidden 512, batch 12000: 2.00 (peer, exposed exchange 30.0 us)",
+        "4 GPUs over 1, hidden 2048, batch 12000: 0.75 (host, exposed exchange 200.0 us)",
+        "weak scaling, 3000 a rank: 0.75 (peer, exposed exchange 30.0 us)",
+        "through MPI, hidden 2048, batch 12000, us: device 900.0, host 400.0, blocking 500.0",
+        "host where products and exchange take as long, hidden 2048, batch 99000: overlap rule 0.26",
+    ]
+    assert len(list(overlap.in_short(4, strong, MEASURED, strong))) == 4
+
+
+def test_windows_are_of_whole_epochs(monkeypatch):
+    monkeypatch.setattr(overlap, "SECONDS", 0.5)
+    assert overlap.epochs_of_window(50e-6) == 50
+    assert overlap.epochs_of_window(8e-3) == 1
+
+
+def test_the_batch_grows_until_products_take_as_long():
+    assert overlap.balanced(Work(2048, 12000), 200.0, 3210.0) == Work(2048, 193000)
+    assert overlap.balanced(Work(2048, 12000), 200.0, 10.0) == Work(2048, 1000)
+    assert overlap.balanced(Work(2048, 12000), 1.0, 1e9) == Work(2048, 768000)
+
+
+def test_an_exchange_alone_has_the_buckets_of_training(monkeypatch):
+    made = {}
+    monkeypatch.setattr(Training, "_make_exchange", lambda self: made.update(panels=self._panels) or stop())
+    for hidden in (512, 2048):
+        with pytest.raises(Stop):
+            step_options = Options(hidden=(hidden,), batch=20, epochs=1, device="cpu")
+            run(step_options)
+        assert overlap.buckets(Work(hidden, 3)) == [panel.bucket for panel in made["panels"]]
+    assert len(overlap.buckets(Work(2048, 3))) > 2
+
+
+class Stop(Exception):
+    pass
+
+
+def stop():
+    raise Stop
+
+
+def run(options):
+    from nn.run import run as train
+
+    return train(options)
+
+
+@pytest.mark.parametrize(
+    ("here", "proven", "ways"),
+    [
+        (4, True, ["peer", "device", "host", "blocking", "root"]),
+        (2, True, ["hierarchical", "device", "host", "blocking", "root"]),
+        (4, False, ["peer", "host", "blocking", "root"]),
+    ],
+)
+def test_ways_that_have_a_use_here(monkeypatch, capsys, here, proven, ways):
+    monkeypatch.setattr("pyrt.exchange.device.verdict", lambda *_: Verdict("", False, proven))
+    job = SimpleNamespace(size=4, rank=0, node=SimpleNamespace(size=here))
+    assert list(overlap.default_ways(job, CpuDriver())) == ways
+    assert ("device: left out" in capsys.readouterr().out) == (not proven)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works that the emulated device does in moments."""
+    monkeypatch.setattr(step, "DEVICE", "emulated")
+    monkeypatch.setattr(overlap, "require_gpu", lambda: 2)
+    for name, value in (
+        ("STRONG", Work(5, 12)),
+        ("WIDE", Work(9, 24)),
+        ("PART", 12),
+        ("STEPS", 2),
+        ("WINDOWS", 2),
+        ("SECONDS", 0),
+    ):
+        monkeypatch.setattr(overlap, name, value)
+    monkeypatch.setattr(overlap, "balanced", lambda work, *times: Work(work.hidden, 30))
+    monkeypatch.setattr(exchange, "ROUNDS", 2)
+    monkeypatch.setattr(exchange, "repetitions", lambda nbytes: 2)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([2])
+def test_all_of_it(small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    timed, job = [], join()
+    windows = overlap.windows
+
+    def noted(job: Job, case: step.Case, epochs: int) -> list[float]:
+        seconds = windows(job, case, epochs)
+        timed.append((job.size, case.hidden, case.batch, case.exchange))
+        assert len(seconds) == 2 and all(0 < each < 1 for each in seconds)
+        return seconds
+
+    monkeypatch.setattr(overlap, "windows", noted)
+    monkeypatch.setattr(sys, "argv", ["overlap.py", "host"])
+    assert overlap.main(job) == 0
+    expected = []
+    for work in ((5, 12), (5, 24), (9, 24), (9, 30)):
+        expected += [(2, *work, way) for way in ("local", "local", "host", "local")]
+        expected += [(1, *work, "auto")] if work[1] != 30 and job.rank == 0 else []
+    assert timed == expected
+    lines = capsys.readouterr().out.splitlines()
+    assert bool(lines) == (job.rank == 0)
+    assert sum(line.startswith("784-") for line in lines) == (4 if job.rank == 0 else 0)
+    assert sum(line.startswith("host ") for line in lines) == (5 if job.rank == 0 else 0)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([2])
+def test_a_wrong_exchange_is_not_timed(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from pyrt.exchange import host, local
+
+    monkeypatch.setattr(host, "HostExchange", local.LocalExchange)
+    monkeypatch.setattr(overlap, "windows", None)
+    monkeypatch.setattr(sys, "argv", ["overlap.py", "host"])
+    assert overlap.main(join()) == 1
+    told = capsys.readouterr().err
+    assert ("overlap.py: error: our step, hidden 9, batch 12, exchange host" in told) == (join().rank == 0)
+
+
+@pytest.mark.parallel([2])
+def test_an_exchange_that_does_not_work_here_is_left_out(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The CPU has no peer memory."""
+    monkeypatch.setattr(step, "DEVICE", "cpu")
+    failures: list[str] = []
+    assert overlap.check(join(), ["peer", "host"], failures) == ["host"]
+    assert failures == []
+    assert capsys.readouterr().out.startswith("peer: left out: ") == (join().rank == 0)
+
+
+@pytest.mark.parallel([2])
+def test_an_error_on_one_gpu_ends_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AgreedError("no room")
+
+    monkeypatch.setattr(overlap, "windows", refuse)
+    with pytest.raises(AgreedError, match=r"^no room$"):
+        overlap.on_one_gpu(join(), Work(5, 12), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["nccl"], "no exchange is called nccl"), ([], "one rank has nothing to sum")]
+)
+def test_arguments(small, monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["overlap.py", *arguments])
+    with pytest.raises(UserError, match=message):
+        overlap.main(join())
