@@ -12,6 +12,7 @@ from bench.overlap import Measured, Row, Work
 from bench.timing import Times
 from nn.options import Options
 from nn.training import Training
+from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, join
@@ -145,30 +146,65 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "repetitions", lambda nbytes: 2)
 
 
+@pytest.mark.parallel([2])
+def test_steps_are_timed_in_windows_of_epochs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "DEVICE", "cpu")
+    for way in ("local", "host"):
+        seconds = overlap.windows(join(), Work(5, 12).by(way), 2)
+        assert len(seconds) == overlap.WINDOWS
+        assert all(0 < each < 1 for each in seconds)
+
+
+@pytest.mark.parallel([2])
+def test_the_slowest_rank_decides() -> None:
+    job = join()
+    assert overlap.slowest(job, us(10.0 + job.rank)) == us(11.0)
+
+
 @pytest.mark.kernels
 @pytest.mark.parallel([2])
 def test_all_of_it(small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    timed, job = [], join()
-    windows = overlap.windows
+    """Exchanges are checked; how long they and steps take is said here."""
+    timed: list[tuple[int, int, int, str, int]] = []
 
-    def noted(job: Job, case: step.Case, epochs: int) -> list[float]:
-        seconds = windows(job, case, epochs)
-        timed.append((job.size, case.hidden, case.batch, case.exchange))
-        assert len(seconds) == 2 and all(0 < each < 1 for each in seconds)
-        return seconds
+    def windows(job: Job, case: step.Case, epochs: int) -> list[float]:
+        timed.append((job.size, case.hidden, case.batch, case.exchange, epochs))
+        return [{"local": 1e-4, "host": 3e-4, "peer": 2e-4, "auto": 4e-4}[case.exchange]] * 3
 
-    monkeypatch.setattr(overlap, "windows", noted)
-    monkeypatch.setattr(sys, "argv", ["overlap.py", "host"])
+    job = join()
+    monkeypatch.setattr(overlap, "SECONDS", 10e-3)  # of 2 x 2 steps without an exchange: 25 epochs
+    monkeypatch.setattr(overlap, "windows", windows)
+    monkeypatch.setattr(overlap, "alone", lambda *_: {"host": us(150.0), "peer": us(25.0)})
+    monkeypatch.setattr(sys, "argv", ["overlap.py", "host", "peer"])
     assert overlap.main(job) == 0
     expected = []
     for work in ((5, 12), (5, 24), (9, 24), (9, 30)):
-        expected += [(2, *work, way) for way in ("local", "local", "host", "local")]
-        expected += [(1, *work, "auto")] if work[1] != 30 and job.rank == 0 else []
+        ways = [("local", 1), ("local", 25), ("host", 10), ("peer", 20), ("local", 25)]
+        if work == (9, 30):
+            ways.pop(3)
+        expected += [(2, *work, *way) for way in ways]
+        expected += [(1, *work, "auto", 12)] if work != (9, 30) and job.rank == 0 else []
     assert timed == expected
-    lines = capsys.readouterr().out.splitlines()
-    assert bool(lines) == (job.rank == 0)
-    assert sum(line.startswith("784-") for line in lines) == (4 if job.rank == 0 else 0)
-    assert sum(line.startswith("host ") for line in lines) == (5 if job.rank == 0 else 0)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    if job.rank > 0:
+        assert lines == []
+        return
+    host, peer = (f"{time} {time} to {time}" for time in ("300.0", "200.0"))
+    assert [line for line in lines if line.startswith(("host ", "peer "))] == [
+        *(f"host {host} 1.33 - 100.0 200.0 150.0 1.50", f"peer {peer} 2.00 - 100.0 100.0 25.0 4.00"),
+        *(f"host {host} 1.33 1.33 100.0 200.0 150.0 1.50", f"peer {peer} 2.00 2.00 100.0 100.0 25.0 4.00"),
+        *(f"host {host} 1.33 - 100.0 200.0 150.0 1.50", f"peer {peer} 2.00 - 100.0 100.0 25.0 4.00"),
+        f"host {host} - - 100.0 200.0 150.0 1.50",
+        "host where products and exchange take as long, hidden 9, batch 30: overlap rule 1.50",
+    ]
+    assert sum(line.startswith("784-") for line in lines) == 4
+
+
+@pytest.mark.parallel([2])
+def test_exchanges_alone(small: None, driver: Driver) -> None:
+    times = overlap.alone(join(), driver, Work(9, 24), ["blocking", "peer"])
+    assert list(times) == ["blocking", "peer"]
+    assert all(0 < each.least <= each.median for each in times.values())
 
 
 @pytest.mark.kernels
