@@ -112,10 +112,8 @@ class Measured:
         return self.part.median / row.step.median if self.part is not None else None
 
     def fastest(self) -> Row:
+        """That of the shortest step."""
         return min(self.rows, key=lambda row: row.step.median)
-
-    def row(self, way: str) -> Row | None:
-        return next((row for row in self.rows if row.way == way), None)
 
 
 def slowest(job: Job, times: Times) -> Times:
