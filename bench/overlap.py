@@ -262,14 +262,15 @@ def title(measured: Measured, machine: str) -> str:
     return text
 
 
-def in_short(ranks: int, strong: Measured, weak: Measured, wide: Measured, *even: Measured) -> Iterator[str]:
+def in_short(takers: str, strong: Measured, weak: Measured, wide: Measured, *even: Measured) -> Iterator[str]:
     """The numbers that matter, a line each: of the fastest exchange where none is named.
 
-    ``even`` is the work whose products take as long as its exchange, if there is one.
+    ``takers`` is what takes the steps, as "4 GPUs"; ``even`` the work whose products take as long as its
+    exchange, if there is one.
     """
     for measured in (strong, weak, wide):
         row = measured.fastest()
-        yield f"{ranks} GPUs over 1, {measured.work}: {measured.gain(row):.2f} ({_exposed(measured, row)})"
+        yield f"{takers} over 1, {measured.work}: {measured.gain(row):.2f} ({_exposed(measured, row)})"
     row = weak.fastest()
     yield f"weak scaling, {PART} a rank: {weak.efficiency(row):.2f} ({_exposed(weak, row)})"
     slow = [row for row in wide.rows if row.way in ("host", "blocking", "device")]
@@ -301,10 +302,11 @@ def measure_all(job: Job, ways: Sequence[str]) -> list[Measured]:
     return result
 
 
-def machine(job: Job, driver: Driver) -> str:
-    """How many ranks on how many GPUs. Collective."""
+def takers(job: Job, driver: Driver) -> str:
+    """What takes the steps: GPUs, or ranks that share some. Collective."""
     gpus = len(set(job.comm.allgather(driver.device_id)))
-    return f"{job.size} ranks{' that share' if gpus < job.size else ' on'} {gpus} x {driver.device_name}"
+    cards = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    return cards if gpus == job.size else f"{job.size} ranks on {cards}"
 
 
 def main(job: Job) -> int:
@@ -324,15 +326,17 @@ def main(job: Job) -> int:
     from pyrt.devices import open_device
 
     with closing(open_device(step.DEVICE, job, share_gpus=True).driver) as driver:
-        where, ways = machine(job, driver), list(named or default_ways(job, driver))
+        who = takers(job, driver)
+        machine = f"{who} ({driver.device_name})"
+        ways = list(named or default_ways(job, driver))
     failures: list[str] = []
     ways = check(job, ways, failures)
     if ways and not failures:
         all_measured = measure_all(job, ways)
         if job.rank == 0:
             for measured in all_measured:
-                print(f"\n{title(measured, where)}\n{table(measured)}", flush=True)
-            print("", *in_short(job.size, *all_measured), sep="\n", flush=True)
+                print(f"\n{title(measured, machine)}\n{table(measured)}", flush=True)
+            print("", *in_short(who, *all_measured), sep="\n", flush=True)
     if job.rank == 0:
         for failure in failures:
             print(f"overlap.py: error: {failure}", file=sys.stderr)

@@ -64,7 +64,7 @@ def test_the_numbers_that_matter():
     slow = [Row(way, us(time), us(1.0)) for way, time in (("device", 900), ("host", 400), ("blocking", 500))]
     wide = Measured(overlap.WIDE, slow, us(200.0), us(300.0))
     even = Measured(Work(2048, 99000), [Row("host", us(500.0), us(380.0))], us(400.0))
-    assert list(overlap.in_short(4, strong, MEASURED, wide, even)) == [
+    assert list(overlap.in_short("4 GPUs", strong, MEASURED, wide, even)) == [
         "4 GPUs over 1, hidden 512, batch 3000: 1.50 (peer, exposed exchange 10.0 us)",
         "4 GPUs over 1, hidden 512, batch 12000: 2.00 (peer, exposed exchange 30.0 us)",
         "4 GPUs over 1, hidden 2048, batch 12000: 0.75 (host, exposed exchange 200.0 us)",
@@ -72,7 +72,7 @@ def test_the_numbers_that_matter():
         "through MPI, hidden 2048, batch 12000, us: device 900.0, host 400.0, blocking 500.0",
         "host where products and exchange take as long, hidden 2048, batch 99000: overlap rule 0.26",
     ]
-    assert len(list(overlap.in_short(4, strong, MEASURED, strong))) == 4
+    assert len(list(overlap.in_short("4 GPUs", strong, MEASURED, strong))) == 4
 
 
 def test_windows_are_of_whole_epochs(monkeypatch):
@@ -153,6 +153,13 @@ def test_steps_are_timed_in_windows_of_epochs(small: None, monkeypatch: pytest.M
         seconds = overlap.windows(join(), Work(5, 12).by(way), epochs)
         assert len(seconds) == overlap.WINDOWS
         assert all(0 < each < 1 for each in seconds)
+
+
+@pytest.mark.parallel([2])
+def test_ranks_that_share_a_gpu_are_no_gpus() -> None:
+    job, one, another = join(), SimpleNamespace(device_id="a"), SimpleNamespace(device_id="b")
+    assert overlap.takers(job, another if job.rank else one) == "2 GPUs"
+    assert overlap.takers(job, one) == "2 ranks on 1 GPU"
 
 
 @pytest.mark.parallel([2])
