@@ -6,7 +6,8 @@ For each network, batch and exchange: a step as `train.py` runs it; the same ste
 rank updating with its own gradients alone; and the exchange alone, of the same buckets while nothing is
 computed. Exposed is what the exchange adds to the step. The overlap rule is (step - max) / min of the other
 two times: 0 where the shorter one hides behind the longer one, 1 where one waits for the other. The last
-table is of host memory at a batch for which both take about as long: there an overlap has most to show.
+table is of host memory, where overlap has most to show: of a deep network, whose first gradients are there
+when a third of the products are done, at a batch for which the rest of them last as long as the exchange.
 
 Each exchange is checked first. Rank 0 times one GPU with the whole batch while the other ranks sleep.
 """
@@ -56,9 +57,9 @@ LARGEST = 64
 
 
 class Work(NamedTuple):
-    """A network of one hidden layer, and a batch over all ranks."""
+    """A network with these hidden layers, and a batch over all ranks."""
 
-    hidden: int
+    hidden: tuple[int, ...]
     batch: int
 
     def by(self, way: str) -> Case:
@@ -66,10 +67,13 @@ class Work(NamedTuple):
         return Case(self.batch, hidden=self.hidden, exchange=way, share_gpus=True)
 
     def __str__(self) -> str:
-        return f"hidden {self.hidden}, batch {self.batch}"
+        return f"hidden {','.join(map(str, self.hidden))}, batch {self.batch}"
 
 
-STRONG, WIDE = Work(512, PART), Work(2048, 12000)
+STRONG, WIDE, DEEP = Work((512,), PART), Work((2048,), 12000), Work((1024,) * 4, 12000)
+
+BACKWARD = 2 / 3
+"""Of a step's products: the exchange can begin when the others are done."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def buckets(work: Work) -> list[Bucket]:
     from nn.network import Network
     from nn.plan import gradient_layout, panels
 
-    network = Network((784, work.hidden, 10), "sigmoid", "softmax")
+    network = Network((784, *work.hidden, 10), "sigmoid", "softmax")
     return [panel.bucket for panel in panels(network, gradient_layout(network, "float32"))]
 
 
@@ -194,8 +198,8 @@ def measure(
 
 
 def balanced(work: Work, computing: float, exchanging: float) -> Work:
-    """The same network with a batch, in thousands, whose products take about as long as the exchange."""
-    times = min(exchanging / computing, LARGEST)
+    """The same network with a batch, in thousands, whose backward pass lasts as long as the exchange."""
+    times = min(exchanging / (BACKWARD * computing), LARGEST)
     return Work(work.hidden, 1000 * max(1, round(times * work.batch / 1000)))
 
 
@@ -254,7 +258,7 @@ def table(measured: Measured) -> str:
 
 def title(measured: Measured, machine: str) -> str:
     """What the table is of."""
-    text = f"784-{measured.work.hidden}-10, batch {measured.work.batch}, {machine}"
+    text = f"784-{'-'.join(map(str, measured.work.hidden))}-10, batch {measured.work.batch}, {machine}"
     if measured.one_gpu is not None:
         text += f"; one GPU: {measured.one_gpu.median:.1f} us"
     if measured.part is not None:
@@ -280,7 +284,7 @@ def in_short(takers: str, strong: Measured, weak: Measured, wide: Measured, *eve
     for measured in even:
         for row in measured.rows:
             rule = f"overlap rule {measured.rule(row):.2f}"
-            yield f"{row.way} where products and exchange take as long, {measured.work}: {rule}"
+            yield f"{row.way} where products and exchange take about as long, {measured.work}: {rule}"
 
 
 def _exposed(measured: Measured, row: Row) -> str:
@@ -288,17 +292,20 @@ def _exposed(measured: Measured, row: Row) -> str:
 
 
 def measure_all(job: Job, ways: Sequence[str]) -> list[Measured]:
-    """Strong scaling, weak scaling, a wide network; that with a balanced batch, by host. Collective."""
+    """Strong scaling, weak scaling, a wide network; a deep one with a balanced batch, by host. Collective."""
     from pyrt.devices import open_device
 
+    by_host = [way for way in ways if way == "host"]
     with closing(open_device(step.DEVICE, job, share_gpus=True).driver) as driver:
         narrow, wide = (alone(job, driver, work, ways) for work in (STRONG, WIDE))
+        deep = alone(job, driver, DEEP, by_host)
     strong = measure(job, STRONG, narrow)
     weak = measure(job, Work(STRONG.hidden, PART * job.size), narrow, part=strong.one_gpu)
     result = [strong, weak, measure(job, WIDE, wide)]
-    if "host" in ways:
-        work = balanced(WIDE, result[-1].none.median, wide["host"].median)
-        result.append(measure(job, work, {"host": wide["host"]}, one_gpu=False))
+    if by_host:
+        computing = slowest(job, Times.of(windows(job, DEEP.by(NONE), epochs=1)))
+        work = balanced(DEEP, computing.median, deep["host"].median)
+        result.append(measure(job, work, deep, one_gpu=False))
     return result
 
 

@@ -58,7 +58,7 @@ class Case(NamedTuple):
     batch: int
     math: str = "float32"
     placement: str = "resident"
-    hidden: int = 512
+    hidden: tuple[int, ...] = (512,)
     exchange: str = "auto"
     share_gpus: bool = False
 
@@ -105,7 +105,7 @@ def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Opt
     from nn.options import Options
 
     return Options(
-        hidden=(case.hidden,),
+        hidden=case.hidden,
         batch=case.batch,
         math=case.math,
         exchange=case.exchange,
@@ -137,7 +137,8 @@ def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
         report = train(our_options(case, 3, 1, check=True), job)
         if not report.passed:
             exchange = report.environment["exchange"]
-            yield f"our step, hidden {case.hidden}, batch {case.batch}, exchange {exchange}\n{report.check}"
+            hidden = ",".join(map(str, case.hidden))
+            yield f"our step, hidden {hidden}, batch {case.batch}, exchange {exchange}\n{report.check}"
 
 
 @dataclass(frozen=True)
