@@ -27,7 +27,7 @@ from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.launches import Stretch
+    from nn.launches import Descent
     from pyrt.driver import Driver
     from pyrt.exchange import Bucket, Exchange, QueueWork
     from pyrt.exchange.peer import Peers
@@ -66,28 +66,26 @@ class PlainUpdate:
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         if not buckets:  # to end a step takes nothing here
             return self.refresh()
-        return self._kernels.sgd(*self._arguments(buckets))
+        return self._kernels.sgd(self._descent(buckets))
 
     def refresh(self) -> QueueWork:
         return lambda stream: None
 
     def bind_spread(self, peers: Peers) -> QueueWork:
-        return self._kernels.sum_update_spread(peers, *self._arguments(peers.buckets))
+        return self._kernels.sum_update_spread(peers, self._descent(peers.buckets))
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        arguments = self._arguments(peers.buckets)
+        descent = self._descent(peers.buckets)
         return (
-            self._kernels.sum_shards(peers, self._gradients, arguments[3]),
-            self._kernels.sum_update_spread(peers, *arguments, summed=True),
+            self._kernels.sum_shards(peers, descent.gradients, descent.stretches),
+            self._kernels.sum_update_spread(peers, descent, summed=True),
         )
 
-    def _arguments(
-        self, buckets: Sequence[Bucket]
-    ) -> tuple[DeviceArray, DeviceArray, None, list[Stretch], float, float, float]:
-        from nn.launches import Stretch
+    def _descent(self, buckets: Sequence[Bucket]) -> Descent:
+        from nn.launches import Descent, Stretch
 
         stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
-        return self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0
+        return Descent(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
 
 
 class Contender:
