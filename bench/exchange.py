@@ -36,7 +36,8 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
 
-WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer")
+WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer", "peer flags")
+"""``peer flags`` is no choice of train.py: it is here to be compared with ``peer``."""
 RATE = 2.0**-10
 TIMEOUT = 300
 """Seconds that NCCL may take for all sizes."""
@@ -96,6 +97,7 @@ class Contender:
 
         from pyrt import exchange
         from pyrt.exchange import Bucket
+        from pyrt.exchange.peer_flags import PeerFlagsExchange
         from pyrt.memory import DeviceArray
         from pyrt.phases import Phases
         from pyrt.streams import Streams
@@ -118,7 +120,9 @@ class Contender:
             [Bucket(0, size)],
             update,
         )
-        self.exchange: Exchange = exchange.create(way, setting)
+        self.exchange: Exchange = (
+            PeerFlagsExchange(setting) if way == PeerFlagsExchange.name else exchange.create(way, setting)
+        )
 
     def step(self, _: Any = None) -> None:
         """Queue one, or do it."""
@@ -197,11 +201,21 @@ def _cells(times: Times | None, nbytes: int) -> list[float | None]:
     return [None, None] if times is None else [times.median, nbytes / times.median * 1e-3]
 
 
+def asked(words: Sequence[str]) -> Sequence[str]:
+    """The ways that the command line names: all, if it names none. UserError for one that is not there."""
+    parser = Parser("exchange.py", __doc__)
+    names = " or ".join(repr(way) if " " in way else way for way in WAYS)
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{names} (default: all)")
+    ways: Sequence[str] = parser.parse_args(words).ways or WAYS
+    for way in ways:
+        if way not in WAYS:
+            raise UserError(f"{way} is no WAY: take {names}")
+    return ways
+
+
 def main(job: Job) -> int:
     with job.together():
-        parser = Parser("exchange.py", __doc__)
-        parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{' or '.join(WAYS)} (default: all)")
-        ways: Sequence[str] = parser.parse_args(sys.argv[1:]).ways or WAYS
+        ways = asked(sys.argv[1:])
         require_gpu()
         if job.size == 1:
             raise UserError("one rank has nothing to sum: mpirun -n 2 python3 bench/exchange.py")

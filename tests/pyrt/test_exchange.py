@@ -18,6 +18,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange import Bucket, QueueWork, Setting, host
 from pyrt.exchange.device import verdict
 from pyrt.exchange.peer import Peers
+from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
@@ -40,7 +41,7 @@ BUCKETS = {
     "with a loss": [Bucket(600, 1137), Bucket(0, 600)],
     "with more than a piece behind": [Bucket(0, 1200)],
 }
-PEERS = ("peer", "hierarchical")
+PEERS = ("peer", "hierarchical", "peer flags")
 """They need kernels, and leave no sums of gradients."""
 ON_HOST = [name for name in exchange.CHOICES if name not in PEERS]
 PIECES = (host.PIECE_BYTES, 256)
@@ -135,20 +136,19 @@ class Trainer:
         self.update = Rates(driver, self.parameters, self.gradients)
         phases = Phases(time.perf_counter())
         phases.use_device(driver)
-        self.exchange = exchange.create(
-            name,
-            Setting(
-                driver,
-                self.streams,
-                job,
-                node or job.node,
-                phases,
-                self.parameters,
-                self.gradients,
-                buckets,
-                self.update,
-            ),
+        setting = Setting(
+            driver,
+            self.streams,
+            job,
+            node or job.node,
+            phases,
+            self.parameters,
+            self.gradients,
+            buckets,
+            self.update,
         )
+        no_choice = name == PeerFlagsExchange.name
+        self.exchange = PeerFlagsExchange(setting) if no_choice else exchange.create(name, setting)
 
     def step(self, gradients: np.ndarray) -> np.ndarray:
         """The parameters that work queued after one step on this rank's gradients sees."""
