@@ -27,7 +27,7 @@ from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.launches import Stretch
+    from nn.launches import Descent
     from pyrt.driver import Driver
     from pyrt.exchange import Bucket, Exchange, QueueWork
     from pyrt.exchange.peer import Peers
@@ -36,7 +36,8 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
 
-WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer")
+WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer", "peer flags")
+"""``peer flags`` is no choice of train.py: it is here to be compared with ``peer``."""
 RATE = 2.0**-10
 TIMEOUT = 300
 """Seconds that NCCL may take for all sizes."""
@@ -66,28 +67,26 @@ class PlainUpdate:
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         if not buckets:  # to end a step takes nothing here
             return self.refresh()
-        return self._kernels.sgd(*self._arguments(buckets))
+        return self._kernels.sgd(self._descent(buckets))
 
     def refresh(self) -> QueueWork:
         return lambda stream: None
 
     def bind_spread(self, peers: Peers) -> QueueWork:
-        return self._kernels.sum_update_spread(peers, *self._arguments(peers.buckets))
+        return self._kernels.sum_update_spread(peers, self._descent(peers.buckets))
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        arguments = self._arguments(peers.buckets)
+        descent = self._descent(peers.buckets)
         return (
-            self._kernels.sum_shards(peers, self._gradients, arguments[3]),
-            self._kernels.sum_update_spread(peers, *arguments, summed=True),
+            self._kernels.sum_shards(peers, descent.gradients, descent.stretches),
+            self._kernels.sum_update_spread(peers, descent, summed=True),
         )
 
-    def _arguments(
-        self, buckets: Sequence[Bucket]
-    ) -> tuple[DeviceArray, DeviceArray, None, list[Stretch], float, float, float]:
-        from nn.launches import Stretch
+    def _descent(self, buckets: Sequence[Bucket]) -> Descent:
+        from nn.launches import Descent, Stretch
 
         stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
-        return self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0
+        return Descent(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
 
 
 class Contender:
@@ -97,6 +96,7 @@ class Contender:
         import numpy as np
 
         from pyrt import exchange
+        from pyrt.exchange.peer_flags import PeerFlagsExchange
         from pyrt.memory import DeviceArray
         from pyrt.phases import Phases
         from pyrt.streams import Streams
@@ -120,7 +120,9 @@ class Contender:
             buckets,
             update,
         )
-        self.exchange: Exchange = exchange.create(way, setting)
+        self.exchange: Exchange = (
+            PeerFlagsExchange(setting) if way == PeerFlagsExchange.name else exchange.create(way, setting)
+        )
 
     def step(self, _: Any = None) -> None:
         """Queue one, or do it."""
@@ -203,11 +205,21 @@ def _cells(times: Times | None, nbytes: int) -> list[float | None]:
     return [None, None] if times is None else [times.median, nbytes / times.median * 1e-3]
 
 
+def asked(words: Sequence[str]) -> Sequence[str]:
+    """The ways that the command line names: all, if it names none. UserError for one that is not there."""
+    parser = Parser("exchange.py", __doc__)
+    names = " or ".join(repr(way) if " " in way else way for way in WAYS)
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{names} (default: all)")
+    ways: Sequence[str] = parser.parse_args(words).ways or WAYS
+    for way in ways:
+        if way not in WAYS:
+            raise UserError(f"{way} is no WAY: take {names}")
+    return ways
+
+
 def main(job: Job) -> int:
     with job.together():
-        parser = Parser("exchange.py", __doc__)
-        parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{' or '.join(WAYS)} (default: all)")
-        ways: Sequence[str] = parser.parse_args(sys.argv[1:]).ways or WAYS
+        ways = asked(sys.argv[1:])
         require_gpu()
         if job.size == 1:
             raise UserError("one rank has nothing to sum: mpirun -n 2 python3 bench/exchange.py")

@@ -40,6 +40,9 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
 NONE = "local"
 """The exchange that is none."""
 
+WAYS = tuple(way for way in exchange.WAYS if way != "peer flags")
+"""Those that `train.py` has."""
+
 PART = 3000
 """Samples a rank for weak scaling; the batch of all for strong."""
 
@@ -211,7 +214,7 @@ def default_ways(job: Job, driver: Driver) -> Iterator[str]:
     takes_device_buffers = verdict(job, driver).is_proven
     if not takes_device_buffers and job.rank == 0:
         print("device: left out: no probe has found that MPI takes device buffers", flush=True)
-    for way in reversed(exchange.WAYS):
+    for way in reversed(WAYS):
         if way == "device" and not takes_device_buffers:
             continue
         if way != ("hierarchical" if is_one_node else "peer"):
@@ -319,14 +322,14 @@ def takers(job: Job, driver: Driver) -> str:
 def main(job: Job) -> int:
     with job.together():
         parser = Parser("overlap.py", __doc__)
-        names = " or ".join(exchange.WAYS)
+        names = " or ".join(WAYS)
         parser.add_argument(
             "ways", nargs="*", metavar="WAY", help=f"{names} (default: all that have a use here)"
         )
         named: Sequence[str] = parser.parse_args(sys.argv[1:]).ways
         for way in named:
-            if way not in exchange.WAYS:
-                parser.error(f"no exchange is called {way}: there are {', '.join(exchange.WAYS)}")
+            if way not in WAYS:
+                parser.error(f"no exchange is called {way}: there are {', '.join(WAYS)}")
         require_gpu()
         if job.size == 1:
             raise UserError("one rank has nothing to sum: mpirun -n 4 python3 bench/overlap.py")

@@ -3,7 +3,7 @@
 // together, and no fence is needed: the number is the news.
 #pragma once
 
-#include "sgd.cuh"
+#include "shard.cuh"
 
 // What no number in flight looks like: a NaN of all ones. One that does is sent as another NaN.
 __device__ inline bool is_missing(float x) { return __float_as_uint(x) == 0xffffffffu; }
@@ -81,19 +81,6 @@ __device__ inline Four look(const real *here)
     return x;
 }
 
-__device__ inline int look_at_flag(const int *flag)
-{
-#if defined(PYRT_EMULATED)
-    return emulated::load_acquire(flag);
-#else
-    int value;
-    asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-    return value;
-#endif
-}
-
-const int PATIENCE = 4096;  // looks between two at `given_up`, which lies in the host's memory
-
 // Waits until the first `count` of these fours are there, but that of `me`. Where the host has given up, since
 // their sender is gone, what comes back is missing; nothing of it is used.
 template <int MOST>
@@ -110,7 +97,7 @@ __device__ inline void receive(Four (&x)[MOST], const real *const (&here)[MOST],
 #pragma unroll
         for (int i = 0; i < MOST; i++)
             waits |= i < count && i != me && is_missing(x[i]);
-        if (looks % PATIENCE == 0 && look_at_flag(given_up))
+        if (looks % PATIENCE == 0 && has_given_up(given_up))
             return;
     }
 }

@@ -1,5 +1,5 @@
 // Gradient descent on up to four neighbouring parameters, by whoever has the sum of their gradients: the
-// update (sgd.cu) and the exchange over peer memory (peer.cu).
+// update (sgd.cu) and the exchanges over peer memory (shard.cuh).
 #pragma once
 
 #include "batch.cuh"

@@ -106,6 +106,23 @@ class LossRing:
         return struct.pack("PPPi4x", *pointers, self.losses.size)
 
 
+@dataclass(frozen=True)
+class Descent:
+    """One step of gradient descent on some stretches of flat arrays; ``gradients`` may be the longest.
+
+    Without a velocity there is no momentum. With a ``ring`` the step's loss is kept.
+    """
+
+    parameters: DeviceArray
+    gradients: DeviceArray
+    velocity: DeviceArray | None
+    stretches: Sequence[Stretch]
+    rate: float
+    momentum: float
+    decay: float
+    ring: LossRing | None = None
+
+
 class Kernels:
     """The project's kernels for one dtype.
 
@@ -265,82 +282,57 @@ class Kernels:
         kernel = self.library.kernel("reduce", "column_sums", REAL=self.real)
         return kernel.bind(*column_sums_shape(columns), rows, columns, X, X.ld, sums)
 
-    def sgd(
-        self,
-        parameters: DeviceArray,
-        gradients: DeviceArray,
-        velocity: DeviceArray | None,
-        stretches: Sequence[Stretch],
-        rate: float,
-        momentum: float,
-        decay: float,
-        ring: LossRing | None = None,
-    ) -> Launch:
-        """One step of gradient descent on these stretches of flat arrays; ``gradients`` may be longer.
-
-        Without a velocity there is no momentum. With a ``ring`` the step's loss is kept.
-        """
-        (size,) = parameters.shape
-        if gradients.size < size or any(s.start + s.size > size for s in stretches):
+    def sgd(self, descent: Descent) -> Launch:
+        """p -= rate v, v = momentum v + g + decay p, for each parameter p with its gradient g."""
+        (size,), stretches = descent.parameters.shape, descent.stretches
+        if descent.gradients.size < size or any(s.start + s.size > size for s in stretches):
             raise ValueError(
-                f"sgd: gradients {gradients.shape}, or {stretches}, do not fit {parameters.shape}"
+                f"sgd: gradients {descent.gradients.shape}, or {stretches}, do not fit {(size,)}"
             )
-        if velocity is not None:
-            require_shape("sgd", (size,), velocity=velocity)
+        if descent.velocity is not None:
+            require_shape("sgd", (size,), velocity=descent.velocity)
         (across,), block = line_shape(blocks(max(stretch.size for stretch in stretches), 4))
         kernel = self.library.kernel("sgd", "sgd", REAL=self.real)
         return kernel.bind(
             (across, len(stretches)),
             block,
             self._on_device(b"".join(stretch.packed() for stretch in stretches)),
-            *(rate, momentum, decay, gradients, velocity, parameters),
-            self._on_device(ring.packed()) if ring is not None else None,
+            *self._descent(descent),
         )
 
-    def sum_update_spread(
-        self,
-        peers: Peers,
-        parameters: DeviceArray,
-        gradients: DeviceArray,
-        velocity: DeviceArray | None,
-        stretches: Sequence[Stretch],
-        rate: float,
-        momentum: float,
-        decay: float,
-        ring: LossRing | None = None,
-        summed: bool = False,
-    ) -> Launch:
+    def _descent(self, descent: Descent) -> tuple[Argument, ...]:
+        """The arguments that the kernels which descend have in common, in their order."""
+        ring = self._on_device(descent.ring.packed()) if descent.ring is not None else None
+        rates = descent.rate, descent.momentum, descent.decay
+        return *rates, descent.gradients, descent.velocity, descent.parameters, ring
+
+    def sum_update_spread(self, peers: Peers, descent: Descent, summed: bool = False) -> Launch:
         """As `sgd`, after the sum over all peers, and everywhere; a stretch begins each of their buckets.
 
         If they are ``summed``, the gradients of the shard that this rank owns are the sums already.
         """
-        return self._spread(
-            "update_spread" if summed else "sum_update_spread",
-            peers,
-            stretches,
-            *(rate, momentum, decay, gradients, velocity, parameters),
-            self._on_device(ring.packed()) if ring is not None else None,
-        )
+        name = "update_spread" if summed else "sum_update_spread"
+        return self._spread(name, peers, descent.stretches, *self._descent(descent))
 
     def sum_shards(self, peers: Peers, gradients: DeviceArray, stretches: Sequence[Stretch]) -> Launch:
         """Sums over all peers of the shard that this rank owns, in place of its gradients."""
         return self._spread("sum_shards", peers, stretches, gradients)
 
     def _spread(self, name: str, peers: Peers, stretches: Sequence[Stretch], *arguments: Argument) -> Launch:
-        """A kernel of peer.cu."""
+        """A kernel of one of the exchanges over peer memory."""
         buckets = (
             stretch.packed()
             + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
             for stretch, share in zip(stretches, peers.shares, strict=True)
         )
         most = peers.most_ranks
-        pointers = [mailbox.pointer for mailbox in peers.mailboxes]
         packed = struct.pack(
-            f"{most}P4iP",
-            *(*pointers, *[0] * (most - peers.ranks)),
-            *(peers.rank, peers.ranks, peers.shard, len(peers.shares), peers.given_up),
+            "4iP", peers.rank, peers.ranks, peers.shard, len(peers.shares), peers.given_up
+        ) + b"".join(
+            struct.pack(f"{most}P", *(array.pointer for array in arrays), *[0] * (most - peers.ranks))
+            for arrays in peers.memory
         )
-        kernel = self.library.kernel("peer", name, REAL=self.real, MOST_RANKS=most)
+        kernel = self.library.kernel(peers.file, name, REAL=self.real, MOST_RANKS=most)
         return kernel.bind(
             (peers.turns.size,),
             (peers.threads,),

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from nn.launches import Kernels, LossRing, Stretch
+from nn.launches import Descent, Kernels, LossRing, Stretch
 from nn.network import Network
 from nn.operations import STEP, Compute, Operation, keep_loss
 from nn.patterns import merged
@@ -17,9 +17,6 @@ from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.peer import Peers
 from pyrt.kernels import Launch
 from pyrt.memory import Arena, DeviceArray
-
-_Arguments = tuple[DeviceArray, DeviceArray, DeviceArray | None, Sequence[Stretch], float, float, float]
-"""Of `Kernels.sgd` and its kin, up to the ring."""
 
 
 class SgdUpdate:
@@ -68,17 +65,19 @@ class SgdUpdate:
     def bind_spread(self, peers: Peers) -> QueueWork:
         """The update of the peers' buckets by the ranks that own their shards, for all; the step ends."""
         assert self._kernels is not None, "peers have kernels"
-        stretches = [self._stretch(*bucket) for bucket in peers.buckets]
-        return self._kernels.sum_update_spread(peers, *self._arguments(stretches), self._ring)
+        return self._kernels.sum_update_spread(peers, self._spread(peers))
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         """The same in two: the sums of the shard that this rank owns, in place of its gradients; the rest."""
         assert self._kernels is not None, "peers have kernels"
-        stretches = [self._stretch(*bucket) for bucket in peers.buckets]
+        descent = self._spread(peers)
         return (
-            self._kernels.sum_shards(peers, self._gradients.flat, stretches),
-            self._kernels.sum_update_spread(peers, *self._arguments(stretches), self._ring, summed=True),
+            self._kernels.sum_shards(peers, descent.gradients, descent.stretches),
+            self._kernels.sum_update_spread(peers, descent, summed=True),
         )
+
+    def _spread(self, peers: Peers) -> Descent:
+        return self._descend([self._stretch(*bucket) for bucket in peers.buckets], self._ring)
 
     def refresh(self) -> QueueWork:
         """What queues the splitting of all weights that have terms."""
@@ -133,10 +132,10 @@ class SgdUpdate:
         return (2 + momentum) * stretch.size + (2 + terms) * stretch.decayed
 
     def _launch(self, kernels: Kernels, stretches: Sequence[Stretch], ring: LossRing | None = None) -> Launch:
-        return kernels.sgd(*self._arguments(stretches), ring)
+        return kernels.sgd(self._descend(stretches, ring))
 
-    def _arguments(self, stretches: Sequence[Stretch]) -> _Arguments:
-        return (
+    def _descend(self, stretches: Sequence[Stretch], ring: LossRing | None) -> Descent:
+        return Descent(
             self._parameters.flat,
             self._gradients.flat,
             self._velocity.flat if self._velocity is not None else None,
@@ -144,6 +143,7 @@ class SgdUpdate:
             self._rate,
             self._momentum,
             self._reg,
+            ring,
         )
 
     def _stretches(self, buckets: Sequence[Bucket]) -> list[Stretch]:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, NoUpdate, Setting
 from pyrt.exchange.host import HostExchange
-from pyrt.exchange.peer import FOUR, PeerMemory, Peers, require_peers
+from pyrt.exchange.peer import FOUR, Peers, mailboxes, require_peers
 
 
 def shard_buckets(peers: Peers) -> list[Bucket]:
@@ -47,7 +47,7 @@ class HierarchicalExchange:
                 "many on each: use host"
             )
         require_peers("hierarchical", setting.driver, node)
-        self._memory = PeerMemory(setting, node)
+        self._memory = mailboxes(setting, node)
         across = job.comm.Split(node.rank, job.rank)
         self._shards = shard_buckets(self._memory.peers)
         self._across = (

@@ -10,7 +10,7 @@ waited for; when one is gone, the others' watchdogs end them (pyrt/watchdog.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ MOST_RANKS = (2, 4, 8)
 """Of a node: kernels are compiled for up to so many."""
 
 _WARP = 32
-_MOST_THREADS = 512  # of a block: with up to 128 registers each they fit a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,17 @@ def shares(buckets: Sequence[Bucket], ranks: int) -> list[Share]:
 
 @dataclass(frozen=True)
 class Peers:
-    """What the kernel needs to know of the ranks of a node."""
+    """What the kernels need to know of the ranks of a node."""
 
     rank: int
-    mailboxes: Sequence[DeviceArray]
-    """Of each rank: (TURNS, gradients and parameters, senders, shard, FOUR), flat."""
+    ranks: int
     shares: Sequence[Share]
+    file: str
+    """Of these kernels."""
+    memory: Sequence[Sequence[DeviceArray]]
+    """Of each kind, in the order in which they have them, that of each rank."""
     turns: DeviceArray
-    """(blocks,) int32, the turn that each block takes next."""
+    """(blocks,) int32, where each block is; 0 at first. As many blocks on each rank."""
     given_up: int
     """Pointer to an int32 in the host's memory: not 0 when a rank is gone."""
     threads: int
@@ -78,10 +80,6 @@ class Peers:
     @property
     def buckets(self) -> list[Bucket]:
         return [share.bucket for share in self.shares]
-
-    @property
-    def ranks(self) -> int:
-        return len(self.mailboxes)
 
     @property
     def most_ranks(self) -> int:
@@ -99,65 +97,101 @@ def most_ranks(ranks: int) -> int:
     return next(most for most in MOST_RANKS if most >= ranks)
 
 
-class PeerMemory:
-    """The mailboxes of a node's ranks, and the watchdog without which nobody may wait for them."""
+def _most_threads(ranks: int, dtype: np.dtype) -> int:
+    """Of a block: those that have registers for a four from each rank (see shard.cuh)."""
+    return 256 if most_ranks(ranks) * dtype.itemsize > 32 else 512
 
-    def __init__(self, setting: Setting, node: MPI.Comm) -> None:
+
+MakeMemory = Callable[[Setting, int, int, int], list[DeviceArray]]
+"""Arrays of this rank, a kind each, for so many ranks, fours in a shard, and blocks of a kernel."""
+
+
+class PeerMemory:
+    """Memory of a node's ranks which all of them reach, and the watchdog without which nobody may wait for
+    another in a kernel."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        node: MPI.Comm,
+        file: str,
+        make: MakeMemory,
+        lent: Sequence[DeviceArray] = (),
+    ) -> None:
         """Collective on all ranks of the job, of which those of ``node`` reach each other's memory.
 
-        Raises UserError, on all ranks, where they do not.
+        What they reach, for the kernels of that file: arrays that are ``lent``, not to be freed before
+        `close`, and behind them those that ``make`` returns. Raises UserError, on all ranks, where they do
+        not.
         """
         driver, self._job, self._node, self._driver = setting.driver, setting.job, node, setting.driver
         self._stream = setting.streams.compute
         cut = shares(setting.buckets, node.size)
         shard = sum(share.fours for share in cut)
-        blocks = max(1, min(driver.multiprocessors, -(-shard // _WARP)))
+        # As many on each rank: where they wait with flags, a block waits for those of its number.
+        blocks = max(1, min(*node.allgather(driver.multiprocessors), -(-shard // _WARP)))
         with self._job.together():  # memory may end on one of them
-            numbers = TURNS * 2 * node.size * shard * FOUR
-            self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+            self._made = make(setting, node.size, shard, blocks)
             turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
             mapped, given_up = driver.allocate_mapped(4)
         self._given_up = mapped.view(np.int32)
-        driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._stream)  # nothing is there
-        driver.synchronize_stream(self._stream)
-        mailboxes = self._exchange_handles()
         self.peers = Peers(
             node.rank,
-            mailboxes,
+            node.size,
             cut,
+            file,
+            self._exchange_handles([*lent, *self._made]),
             turns,
             given_up,
-            min(_MOST_THREADS, -(-shard // (_WARP * blocks)) * _WARP),
+            min(_most_threads(node.size, setting.gradients.dtype), -(-shard // (_WARP * blocks)) * _WARP),
         )
         self._watchdog = Watchdog(node, self._give_up)
         self._closed = False
 
-    def _exchange_handles(self) -> list[DeviceArray]:
-        """The mailbox of each rank, in this process."""
-        handles = self._node.allgather(self._mailbox.export())
-        shape, dtype = self._mailbox.shape, self._mailbox.dtype
+    def _exchange_handles(self, mine: Sequence[DeviceArray]) -> list[list[DeviceArray]]:
+        """These arrays of each rank, in this process."""
+        handles = self._node.allgather([array.export() for array in mine])
         with self._job.together():
             return [
-                self._mailbox
-                if rank == self._node.rank
-                else DeviceArray.imported(self._driver, handle, shape, dtype)
-                for rank, handle in enumerate(handles)
+                [
+                    array
+                    if rank == self._node.rank
+                    else DeviceArray.imported(self._driver, of_rank[kind], array.shape, array.dtype)
+                    for rank, of_rank in enumerate(handles)
+                ]
+                for kind, array in enumerate(mine)
             ]
 
     def _give_up(self) -> None:
         self._given_up[0] = 1
 
     def close(self) -> None:
-        """Let go of the others' mailboxes; of this rank's, once they have."""
+        """Let go of the others' memory; of this rank's, once they have."""
         if self._closed:
             return
         self._closed = True
         self._driver.synchronize_stream(self._stream)
-        for rank, mailbox in enumerate(self.peers.mailboxes):
-            if rank != self.peers.rank:
-                self._driver.release_memory(mailbox.pointer)
+        for arrays in self.peers.memory:
+            for rank, array in enumerate(arrays):
+                if rank != self.peers.rank:
+                    self._driver.release_memory(array.pointer)
         if self._watchdog.close():
-            self._driver.free(self._mailbox.pointer)  # else the driver does so when it closes
+            for array in self._made:
+                self._driver.free(array.pointer)  # else the driver does so when it closes
+
+
+def mailboxes(setting: Setting, node: MPI.Comm) -> PeerMemory:
+    """Memory for the kernels of peer.cu. Collective: see `PeerMemory`."""
+    return PeerMemory(setting, node, "peer", _make_mailbox)
+
+
+def _make_mailbox(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
+    """(TURNS, gradients and parameters, senders, shard, FOUR), flat: nothing is there."""
+    numbers = TURNS * 2 * ranks * shard * FOUR
+    mailbox = DeviceArray.empty(setting.driver, (numbers,), setting.gradients.dtype)
+    setting.driver.fill(mailbox.pointer, 0xFF, mailbox.nbytes, setting.streams.compute)
+    setting.driver.synchronize_stream(setting.streams.compute)
+    return [mailbox]
 
 
 def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:
@@ -179,12 +213,16 @@ class PeerExchange:
     def __init__(self, setting: Setting) -> None:
         """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
         if setting.node.size < setting.job.size:
-            raise UserError("--exchange peer: for the ranks of one node: use hierarchical or host")
-        require_peers("peer", setting.driver, setting.node)
-        self._memory = PeerMemory(setting, setting.node)
+            raise UserError(f"--exchange {self.name}: for the ranks of one node: use hierarchical or host")
+        require_peers(self.name, setting.driver, setting.node)
+        self._memory = self._share(setting)
         self._compute, self._phases = setting.streams.compute, setting.phases
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
         self._work = setting.update.bind_spread(self._memory.peers)
+
+    def _share(self, setting: Setting) -> PeerMemory:
+        """What the kernel works on, and so which one it is."""
+        return mailboxes(setting, setting.node)
 
     def ready(self, bucket: int) -> None:
         pass

@@ -7,6 +7,7 @@ import pytest
 from bench import exchange as bench
 from bench.timing import Times
 from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.exchange import Bucket
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
@@ -32,6 +33,13 @@ def test_the_table_has_microseconds_and_gigabytes_a_second():
     assert rows[0].split() == ["bytes", "peer", "us", "peer", "GB/s", "NCCL", "us", "NCCL", "GB/s"]
     assert rows[2].split() == ["4096", "2.0", "2.0", "-", "-"]
     assert rows[3].split() == ["65536", "-", "-", "-", "-"]
+
+
+def test_ways_of_the_command_line():
+    assert bench.asked([]) == bench.WAYS
+    assert bench.asked(["peer", "peer flags"]) == ["peer", "peer flags"]
+    with pytest.raises(UserError, match=r"flags is no WAY: take root or .* peer or 'peer flags'"):
+        bench.asked(["peer", "flags"])
 
 
 @pytest.mark.parallel([2])

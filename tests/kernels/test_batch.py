@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nn.launches import LossRing, Place, Stretch
+from nn.launches import Descent, LossRing, Place, Stretch
 
 
 @pytest.mark.sanitizer
@@ -49,7 +49,7 @@ def test_the_update_keeps_the_loss_once(kernels, device, rng, dtype):
     place = device.array(np.array([2], np.int32))
     stretches = [Stretch(0, 4000, 4000), Stretch(4001, 999, 0)]
     kept = LossRing(loss, ring, place)
-    device.run(kernels.sgd(parameters, gradients, None, stretches, 0.5, 0.0, 0.0, kept))
+    device.run(kernels.sgd(Descent(parameters, gradients, None, stretches, 0.5, 0.0, 0.0, kept)))
     assert (ring.to_host().tolist(), place.to_host().tolist()) == ([0, 0, 0.5, 0], [3])
     expected = p - dtype.type(0.5)
     expected[4000] = p[4000]

@@ -8,6 +8,7 @@ import pytest
 
 from nn.gemm_versions import PLAIN_GEMM_VERSIONS
 from nn.launches import (
+    Descent,
     Kernels,
     LossRing,
     Place,
@@ -163,9 +164,11 @@ def narrow_head(kernels, classes=3, **changed):
         lambda k: narrow_head(k, classes=33),
         lambda k: k.column_sums(array(2, 3), array(2)),
         lambda k: k.column_sums(array(6), array(6)),
-        lambda k: k.sgd(array(6), array(5), None, [Stretch(0, 5, 0)], 1.0, 0.0, 0.0),
-        lambda k: k.sgd(array(6), array(6), array(5), [Stretch(0, 6, 0)], 1.0, 0.0, 0.0),
-        lambda k: k.sgd(array(6), array(6), None, [Stretch(0, 3, 0), Stretch(4, 3, 0)], 1.0, 0.0, 0.0),
+        lambda k: k.sgd(Descent(array(6), array(5), None, [Stretch(0, 5, 0)], 1.0, 0.0, 0.0)),
+        lambda k: k.sgd(Descent(array(6), array(6), array(5), [Stretch(0, 6, 0)], 1.0, 0.0, 0.0)),
+        lambda k: k.sgd(
+            Descent(array(6), array(6), None, [Stretch(0, 3, 0), Stretch(4, 3, 0)], 1.0, 0.0, 0.0)
+        ),
         lambda k: k.scale_pixels(array(2, 3), array(3, 3), 255.0),
         lambda k: k.scale_pixels(array(4, 4), array(3, 3), 255.0),
         lambda k: k.gather_batch(*set_of(4, 2), array(9), place(2), array(3, 3), array(3), 255.0),

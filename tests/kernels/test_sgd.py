@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nn.launches import Kernels, Stretch
+from nn.launches import Descent, Kernels, Stretch
 from nn.tensor_cores import Terms
 
 
@@ -28,7 +28,7 @@ def test_sgd(kernels, device, rng, dtype, start, size, decayed, momentum):
     parameters, gradients = device.array(p), device.array(g)
     velocity = None if momentum is None else device.array(v)
     stretch = Stretch(start, size, decayed)
-    device.run(kernels.sgd(parameters, gradients, velocity, [stretch], 0.3, momentum or 0.0, 0.05))
+    device.run(kernels.sgd(Descent(parameters, gradients, velocity, [stretch], 0.3, momentum or 0.0, 0.05)))
     part = slice(start, start + size)
     result = None if velocity is None else velocity.to_host()
     moved = None if result is None else result[part]
@@ -42,13 +42,13 @@ def test_several_stretches_in_one_launch(kernels, device, rng, dtype):
     p, g = (rng.normal(0, 1, 1000).astype(dtype) for _ in range(2))
     parameters = device.array(p)
     stretches = [Stretch(0, 8, 8), Stretch(100, 613, 400), Stretch(997, 3, 1)]
-    device.run(kernels.sgd(parameters, device.array(g), None, stretches, 0.3, 0.0, 0.05))
+    device.run(kernels.sgd(Descent(parameters, device.array(g), None, stretches, 0.3, 0.0, 0.05)))
     expected = p.copy()
     for s in stretches:
         part = slice(s.start, s.start + s.size)
         single = device.array(p[part])
         whole = Stretch(0, s.size, s.decayed)
-        device.run(kernels.sgd(single, device.array(g[part]), None, [whole], 0.3, 0.0, 0.05))
+        device.run(kernels.sgd(Descent(single, device.array(g[part]), None, [whole], 0.3, 0.0, 0.05)))
         expected[part] = single.to_host()
     assert parameters.to_host().tobytes() == expected.tobytes()
 
@@ -65,7 +65,7 @@ def test_terms_follow_the_weights(library, device, rng, rows, columns, first_row
     device.arrays.append(terms.array)
     first = first_row * columns
     stretch = Stretch(first, weights + 3 - first, weights - first, first, terms)
-    device.run(kernels.sgd(parameters, device.array(g), None, [stretch], 0.3, 0.0, 0.05))
+    device.run(kernels.sgd(Descent(parameters, device.array(g), None, [stretch], 0.3, 0.0, 0.05)))
     bits = terms.matrix.to_host().reshape(3, rows, terms.ld)[:, :, :columns]
     sums = (bits.astype(np.uint32) << 16).view(np.float32).astype("f8").sum(axis=0)
     new = parameters.to_host()[:weights].reshape(rows, columns)
@@ -92,5 +92,5 @@ def test_without_decay_and_momentum_a_plain_step(kernels, device, dtype):
     """Numbers that no rounding touches: exact."""
     parameters = device.array(np.array([1, 2, 3], dtype))
     gradients = device.array(np.array([4, -8, 0], dtype))
-    device.run(kernels.sgd(parameters, gradients, None, [Stretch(0, 3, 0)], 0.25, 0.0, 0.5))
+    device.run(kernels.sgd(Descent(parameters, gradients, None, [Stretch(0, 3, 0)], 0.25, 0.0, 0.5)))
     assert parameters.to_host().tolist() == [0, 4, 3]

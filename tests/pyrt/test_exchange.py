@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from nn.launches import Kernels, Stretch
+from nn.launches import Descent, Kernels, Stretch
 from pyrt import exchange
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange import Bucket, QueueWork, Setting, host
 from pyrt.exchange.device import verdict
 from pyrt.exchange.peer import Peers
+from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
@@ -40,7 +41,7 @@ BUCKETS = {
     "with a loss": [Bucket(600, 1137), Bucket(0, 600)],
     "with more than a piece behind": [Bucket(0, 1200)],
 }
-PEERS = ("peer", "hierarchical")
+PEERS = ("peer", "hierarchical", "peer flags")
 """They need kernels, and leave no sums of gradients."""
 ON_HOST = [name for name in exchange.CHOICES if name not in PEERS]
 PIECES = (host.PIECE_BYTES, 256)
@@ -76,16 +77,12 @@ class Rates:
         return queue_refresh
 
     def bind_spread(self, peers: Peers) -> QueueWork:
-        kernels, stretches = self._kernels(), self._stretches(peers)
-        work = kernels.sum_update_spread(
-            peers, self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0
-        )
+        work = self._kernels().sum_update_spread(peers, self._descent(self._stretches(peers)))
         return lambda stream: (work(stream), self._end())
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         kernels, stretches = self._kernels(), self._stretches(peers)
-        arguments = (self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
-        work = kernels.sum_update_spread(peers, *arguments, summed=True)
+        work = kernels.sum_update_spread(peers, self._descent(stretches), summed=True)
         sums = kernels.sum_shards(peers, self.gradients, stretches)
         return sums, lambda stream: (work(stream), self._end())
 
@@ -95,13 +92,15 @@ class Rates:
     def _stretches(self, peers: Peers) -> list[Stretch]:
         return [Stretch(start, max(0, min(stop, PARAMETERS) - start), 0) for start, stop in peers.buckets]
 
+    def _descent(self, stretches: list[Stretch]) -> Descent:
+        return Descent(self.parameters, self.gradients, None, stretches, RATE, 0.0, 0.0)
+
     def _end(self) -> None:
         self.steps += 1
 
     def _bind(self, start: int, stop: int) -> QueueWork:
         if self.driver.has_kernels:
-            stretch = Stretch(start, stop - start, 0)
-            return self._kernels().sgd(self.parameters, self.gradients, None, [stretch], RATE, 0.0, 0.0)
+            return self._kernels().sgd(self._descent([Stretch(start, stop - start, 0)]))
         parameters, gradients = self.parameters.rows(start, stop), self.gradients.rows(start, stop)
 
         def update() -> None:
@@ -137,20 +136,19 @@ class Trainer:
         self.update = Rates(driver, self.parameters, self.gradients)
         phases = Phases(time.perf_counter())
         phases.use_device(driver)
-        self.exchange = exchange.create(
-            name,
-            Setting(
-                driver,
-                self.streams,
-                job,
-                node or job.node,
-                phases,
-                self.parameters,
-                self.gradients,
-                buckets,
-                self.update,
-            ),
+        setting = Setting(
+            driver,
+            self.streams,
+            job,
+            node or job.node,
+            phases,
+            self.parameters,
+            self.gradients,
+            buckets,
+            self.update,
         )
+        no_choice = name == PeerFlagsExchange.name
+        self.exchange = PeerFlagsExchange(setting) if no_choice else exchange.create(name, setting)
 
     def step(self, gradients: np.ndarray) -> np.ndarray:
         """The parameters that work queued after one step on this rank's gradients sees."""

@@ -21,7 +21,7 @@ def test_the_shards_of_all_ranks_are_the_buckets(buckets: list[Bucket]) -> None:
     for ranks in (2, 3, 5):
         owned = np.zeros(SIZE, int)
         for rank in range(ranks):
-            peers = Peers(rank, [], shares(buckets, ranks), None, 0, 32)
+            peers = Peers(rank, ranks, shares(buckets, ranks), "peer", [], None, 0, 32)
             for start, stop in shard_buckets(peers):
                 assert start < stop
                 owned[start:stop] += 1

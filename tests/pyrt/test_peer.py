@@ -1,4 +1,4 @@
-"""The exchange over peer memory: late ranks, numbers that are none, many in one process, what it refuses."""
+"""The exchanges over peer memory: late ranks, numbers that are none, many in a process, what they refuse."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from pyrt.exchange.peer import FOUR, Share, shares
 from pyrt.job import Job
 from tests.pyrt.test_exchange import BUCKETS, SIZE, Trainer, check, made_gradients
 
+KINDS = pytest.mark.parametrize("kind", ["peer", "peer flags"])
+
 
 def test_shares_cover_the_buckets_at_multiples_of_four():
     assert shares([Bucket(8, 17), Bucket(3, 8)], 2) == [
@@ -37,18 +39,20 @@ def test_shares_cover_the_buckets_at_multiples_of_four():
             first += share.fours
 
 
+@KINDS
 @pytest.mark.parallel([2, 3, 4])
-def test_sums_and_updates(driver: Driver, job: Job) -> None:
+def test_sums_and_updates(driver: Driver, job: Job, kind: str) -> None:
     for (case, buckets), dtype in itertools.product(BUCKETS.items(), ("float32", "float64")):
         print(case, dtype)
-        check(driver, job, "peer", buckets, np.dtype(dtype))
+        check(driver, job, kind, buckets, np.dtype(dtype))
 
 
+@KINDS
 @pytest.mark.parallel([3])
-def test_late_ranks_change_no_bit(driver: Driver, job: Job) -> None:
+def test_late_ranks_change_no_bit(driver: Driver, job: Job, kind: str) -> None:
     """For a hundred steps, one rank or another sleeps before, or behind, what it queues."""
     dtype, buckets = np.dtype("f4"), BUCKETS["ragged"]
-    plain, late = (Trainer("peer", driver, job, buckets, dtype) for _ in range(2))
+    plain, late = (Trainer(kind, driver, job, buckets, dtype) for _ in range(2))
     choices = random.Random(7)
     for step in range(100):
         gradients = made_gradients(step, job.size, dtype)[job.rank] * 1e-3
@@ -79,8 +83,11 @@ def test_numbers_that_are_none_arrive(driver: Driver, job: Job, dtype: str) -> N
     trainer.exchange.close()
 
 
+@KINDS
 @pytest.mark.parallel([2])
-def test_a_rank_without_memory_ends_all(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_memory_ends_all(
+    driver: Driver, job: Job, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one does not wait for its mailbox."""
     if job.rank == 1:
 
@@ -89,32 +96,36 @@ def test_a_rank_without_memory_ends_all(driver: Driver, job: Job, monkeypatch: p
 
         monkeypatch.setattr(driver, "allocate_mapped", allocate)
     with pytest.raises(UserError, match="no memory is left on rank 1"):
-        Trainer("peer", driver, job, [Bucket(0, 16)], np.dtype("f4"))
+        Trainer(kind, driver, job, [Bucket(0, 16)], np.dtype("f4"))
 
 
+@KINDS
 @pytest.mark.parallel([2])
-def test_nothing_is_left_behind(driver: Driver, job: Job) -> None:
+def test_nothing_is_left_behind(driver: Driver, job: Job, kind: str) -> None:
     """Twenty exchanges of changing sizes, one after another, and two at once that close in any order."""
     before = 0
     for turn in range(20):
         buckets = [Bucket(0, 4 + 56 * turn)]
-        first, second = (Trainer("peer", driver, job, buckets, np.dtype("f4")) for _ in range(2))
+        first, second = (Trainer(kind, driver, job, buckets, np.dtype("f4")) for _ in range(2))
         for trainer in (first, second):
             trainer.step(made_gradients(turn, job.size, np.dtype("f4"))[job.rank])
         for trainer in (first, second) if turn % 2 else (second, first):
             trainer.exchange.close()
+        for trainer in (first, second):
+            driver.free(trainer.gradients.pointer)  # which others may have used
         if turn == 9:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) == before
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
+@KINDS
 @pytest.mark.parallel([2])
-def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job) -> None:
+def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job, kind: str) -> None:
     """Rank 1 makes no second step, which rank 0's kernel waits for: what the watchdog says ends it."""
     faulthandler.dump_traceback_later(30, exit=True)  # else it would wait for ever
     gradients = made_gradients(0, job.size, np.dtype("f4"))[job.rank]
-    trainer = Trainer("peer", driver, job, BUCKETS["ragged"], np.dtype("f4"))
+    trainer = Trainer(kind, driver, job, BUCKETS["ragged"], np.dtype("f4"))
     trainer.step(gradients)
     if job.rank == 0:
         seconds = 0.5
@@ -140,11 +151,12 @@ class TouchedComm:
         return getattr(self._comm, name)
 
 
+@KINDS
 @pytest.mark.parallel([3])
-def test_a_step_sends_nothing_through_mpi(driver: Driver, job: Job) -> None:
+def test_a_step_sends_nothing_through_mpi(driver: Driver, job: Job, kind: str) -> None:
     comm, node = TouchedComm(job.comm), TouchedComm(job.node)
     touched = Job(comm, node, job.library, job.cores)
-    trainer = Trainer("peer", driver, touched, BUCKETS["with a loss"], np.dtype("f4"))
+    trainer = Trainer(kind, driver, touched, BUCKETS["with a loss"], np.dtype("f4"))
     assert "allgather" in node.touched
     comm.touched.clear()
     node.touched.clear()

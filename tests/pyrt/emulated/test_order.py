@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nn.gemm_versions import GEMM_VERSIONS
-from nn.launches import Kernels, Stretch
+from nn.launches import Descent, Kernels, Stretch
 from nn.narrow_head import narrow_head_partials
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.kernels import KernelLibrary, Launch
@@ -115,7 +115,7 @@ def test_other_kernels_have_the_same_bits_in_every_order() -> None:
             kernels.head("softmax", Z, array(10), labels, Z, loss, 0.1),
             kernels.activation_backward(A, Z, Z, "tanh"),
             kernels.column_sums(Z, sums),
-            kernels.sgd(array(10), sums, array(10), [Stretch(0, 10, 5)], 0.1, 0.9, 0.01),
+            kernels.sgd(Descent(array(10), sums, array(10), [Stretch(0, 10, 5)], 0.1, 0.9, 0.01)),
         ]
 
     results = [bits(seed, make) for seed in SEEDS]

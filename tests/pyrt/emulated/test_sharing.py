@@ -22,6 +22,8 @@ from pyrt.memory import DeviceArray, pinned
 from tests.mpi import environment
 from tests.pyrt.emulated.conftest import Bench
 from tests.pyrt.sharing import use_each_others_memory
+from tests.pyrt.test_exchange import BUCKETS
+from tests.pyrt.test_peer_flags import has_the_bits_of_numpy
 
 N = 1 << 20
 """Floats that a peer exports: 4 MiB."""
@@ -222,4 +224,15 @@ def test_ranks_use_each_others_memory_under_the_checks(job: Job, tmp_path: Path)
         folder = tmp_path / f"{sanitize}-{seed}"
         folder.mkdir()
         use_each_others_memory(driver, job, folder)
+        driver.close()
+
+
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("kind", ["peer", "peer flags"])
+def test_ranks_train_over_peer_memory_under_the_checks(job: Job, kind: str) -> None:
+    """In other orders too: the same bits, and nothing is reported."""
+    for sanitize, seed in ((True, None), (True, 0), (False, 1), (False, 2)):
+        driver = EmulatedDriver(sanitize, seed)
+        for case in ("ragged", "with a loss"):
+            has_the_bits_of_numpy(kind, driver, job, BUCKETS[case], np.dtype("f4"), steps=5)
         driver.close()
