@@ -19,8 +19,8 @@ import numpy as np
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, Setting
+from pyrt.mailboxes import Mailboxes
 from pyrt.memory import DeviceArray
-from pyrt.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -99,65 +99,24 @@ def most_ranks(ranks: int) -> int:
     return next(most for most in MOST_RANKS if most >= ranks)
 
 
-class PeerMemory:
-    """The mailboxes of a node's ranks, and the watchdog without which nobody may wait for them."""
+class PeerMemory(Mailboxes):
+    """The mailboxes of a node's ranks, and what the kernels need to know of them: ``peers``."""
 
     def __init__(self, setting: Setting, node: MPI.Comm) -> None:
         """Collective on all ranks of the job, of which those of ``node`` reach each other's memory.
 
         Raises UserError, on all ranks, where they do not.
         """
-        driver, self._job, self._node, self._driver = setting.driver, setting.job, node, setting.driver
-        self._stream = setting.streams.compute
+        driver, job, stream = setting.driver, setting.job, setting.streams.compute
         cut = shares(setting.buckets, node.size)
         shard = sum(share.fours for share in cut)
         blocks = max(1, min(driver.multiprocessors, -(-shard // _WARP)))
-        with self._job.together():  # memory may end on one of them
-            numbers = TURNS * 2 * node.size * shard * FOUR
-            self._mailbox = DeviceArray.empty(driver, (numbers,), setting.gradients.dtype)
+        with job.together():  # memory may end on one of them
             turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
-            mapped, given_up = driver.allocate_mapped(4)
-        self._given_up = mapped.view(np.int32)
-        driver.fill(self._mailbox.pointer, 0xFF, self._mailbox.nbytes, self._stream)  # nothing is there
-        driver.synchronize_stream(self._stream)
-        mailboxes = self._exchange_handles()
-        self.peers = Peers(
-            node.rank,
-            mailboxes,
-            cut,
-            turns,
-            given_up,
-            min(_MOST_THREADS, -(-shard // (_WARP * blocks)) * _WARP),
-        )
-        self._watchdog = Watchdog(node, self._give_up)
-        self._closed = False
-
-    def _exchange_handles(self) -> list[DeviceArray]:
-        """The mailbox of each rank, in this process."""
-        handles = self._node.allgather(self._mailbox.export())
-        shape, dtype = self._mailbox.shape, self._mailbox.dtype
-        with self._job.together():
-            return [
-                self._mailbox
-                if rank == self._node.rank
-                else DeviceArray.imported(self._driver, handle, shape, dtype)
-                for rank, handle in enumerate(handles)
-            ]
-
-    def _give_up(self) -> None:
-        self._given_up[0] = 1
-
-    def close(self) -> None:
-        """Let go of the others' mailboxes; of this rank's, once they have."""
-        if self._closed:
-            return
-        self._closed = True
-        self._driver.synchronize_stream(self._stream)
-        for rank, mailbox in enumerate(self.peers.mailboxes):
-            if rank != self.peers.rank:
-                self._driver.release_memory(mailbox.pointer)
-        if self._watchdog.close():
-            self._driver.free(self._mailbox.pointer)  # else the driver does so when it closes
+        numbers = TURNS * 2 * node.size * shard * FOUR
+        super().__init__(driver, job, node, stream, numbers, setting.gradients.dtype)
+        threads = min(_MOST_THREADS, -(-shard // (_WARP * blocks)) * _WARP)
+        self.peers = Peers(node.rank, self.arrays, cut, turns, self.given_up, threads)
 
 
 def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:
