@@ -36,11 +36,12 @@ def required(
     apart: bool = False,
     exchange: str = "local",
     peers: int = 1,
+    moves: str = "local",
 ) -> Wanted:
     """What training and evaluation need. ``pixel`` is the dtype of the images; for ``apart`` see `is_apart`.
 
     The products are X W^T, dZ^T X and dZ W. Some exchanges have kernels of their own, those of
-    ``peers`` ranks a node.
+    ``peers`` ranks a node; and so have the ways in which matrices move between ranks (pyrt/moves).
     """
     real, pixel = kernels.real, np.dtype(pixel)
     result: Wanted = [
@@ -56,6 +57,8 @@ def required(
         result.append(("exchange", {"REAL": real}))
     if exchange in ("peer", "hierarchical") and 1 < peers <= MOST_RANKS[-1]:
         result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
+    if moves == "host":
+        result.append(("packing", {"REAL": real}))
     return [
         *result,
         *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),
