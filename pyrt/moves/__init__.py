@@ -11,7 +11,8 @@ source                  target                     what MPI calls it
 
 Of a sum each rank has a whole matrix, and the target is the sum of all of them, added up from rank 0 on.
 
-Ways to move: ``host`` (MPI, through host memory), and ``local`` for one rank, where nothing moves.
+Ways to move: ``host`` (MPI, through host memory), ``peer`` (a kernel, over the memory of a node's GPUs), and
+``local`` for one rank, where nothing moves. docs/moves.md says what each sends, and who waits for whom.
 
 The ranks of a group make the same moves in the same order; one is finished before the next is started. All
 that does not write the source, and does not touch the target, may be queued on the compute stream between
@@ -20,6 +21,7 @@ that does not write the source, and does not touch the target, may be queued on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,9 +165,11 @@ def create(name: str, setting: Setting) -> Links:
     """
     from pyrt.moves.host import HostLinks
     from pyrt.moves.local import LocalLinks
+    from pyrt.moves.peer import PeerLinks
 
     if setting.job.size == 1:
         return LocalLinks(setting)
-    if name != "host":
-        raise UserError(f"matrices do not move by {name} yet: use --exchange host")
-    return HostLinks(setting)
+    if name == "device":
+        raise UserError("matrices do not move by MPI on device buffers yet: use --exchange host or peer")
+    made: dict[str, Callable[[Setting], Links]] = {"host": HostLinks, "peer": PeerLinks}
+    return made[name](setting)

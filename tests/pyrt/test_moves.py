@@ -35,7 +35,7 @@ KINDS = [
 SHAPES = [(1, 1), (3, 2), (8, 16), (13, 37), (2, 300), (101, 5)]
 """Ragged ones, and ones with fewer rows or columns than ranks."""
 ROUNDS = 2
-WAYS = ["host"]
+WAYS = [way for way in moves.CHOICES if way != "device"]
 
 
 def all_moves() -> list[Move]:
@@ -164,7 +164,11 @@ def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
 
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("way", WAYS)
-def test_moves_of_a_device(driver: Driver, job: Job, way: str, dtype: np.dtype) -> None:
+def test_moves_of_a_device(
+    driver: Driver, job: Job, way: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if driver.name == "emulated":
+        monkeypatch.setattr(driver, "multiprocessors", 6)  # of which a move takes half
     check_series(driver, job, way, dtype, SHAPES)
 
 
@@ -261,5 +265,5 @@ def test_arrays_that_do_not_fit_are_refused(cpu: CpuDriver, job: Job) -> None:
 
 @pytest.mark.parallel([2])
 def test_device_buffers_are_refused(cpu: CpuDriver, job: Job) -> None:
-    with pytest.raises(UserError, match="use --exchange host"):
+    with pytest.raises(UserError, match="use --exchange host or peer"):
         Mover("device", cpu, job, np.dtype("f4"), all_moves())
