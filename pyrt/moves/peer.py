@@ -79,15 +79,14 @@ class PeerLinks:
 
 
 def _require_peers(setting: Setting) -> None:
-    """UserError where there are no kernels to write into other ranks' memory, or ranks that none can reach."""
+    """UserError where there are no kernels to write into other ranks' memory, or none can reach all ranks."""
     if not setting.driver.has_kernels:
         raise UserError("--exchange peer: the CPU has no kernels: use host")
     if setting.job.node.size < setting.job.size:
         raise UserError("--exchange peer: layers are split over ranks of several nodes: use host")
     if setting.job.size > MOST_RANKS[-1]:
-        raise UserError(
-            f"--exchange peer: for up to {MOST_RANKS[-1]} ranks, not {setting.job.size}: use host"
-        )
+        most = MOST_RANKS[-1]
+        raise UserError(f"--exchange peer: layers are split over up to {most} ranks, not {setting.job.size}")
 
 
 class _PeerMove:
@@ -163,7 +162,7 @@ def _packed_stage(
 def _place(move: Move, index: int, ranks: int, receiver: int, sender: int) -> int:
     """Where the message of a sender, in a stage, lies in a turn of the receiver's mailbox; in fours.
 
-    Messages lie there in the order of the stages, and in these of the senders. An empty one takes a four, too.
+    Messages lie there in the order of the stages, and of the senders. An empty one takes a four, too.
     """
     before = [(stage, other) for stage in move.stages[:index] for other in range(ranks)]
     if index < len(move.stages):
