@@ -59,8 +59,10 @@ def required(
         result.append(("exchange", {"REAL": real}))
     if exchange in ("peer", "hierarchical") and 1 < peers <= MOST_RANKS[-1]:
         result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
-    if moves == "host":
+    if moves in ("host", "device"):
         result.append(("packing", {"REAL": real}))
+    if moves == "device" and exchange != "device":
+        result.append(("exchange", {"REAL": real}))
     if moves == "peer" and 1 < group <= MOST_RANKS[-1]:
         result.append(("moves", {"REAL": real, "MOST_RANKS": most_ranks(group)}))
     return [

@@ -11,8 +11,9 @@ source                  target                     what MPI calls it
 
 Of a sum each rank has a whole matrix, and the target is the sum of all of them, added up from rank 0 on.
 
-Ways to move: ``host`` (MPI, through host memory), ``peer`` (a kernel, over the memory of a node's GPUs), and
-``local`` for one rank, where nothing moves. docs/moves.md says what each sends, and who waits for whom.
+Ways to move: ``host`` (MPI, through host memory), ``device`` (MPI, on device buffers), ``peer`` (a kernel,
+over the memory of a node's GPUs), and ``local`` for one rank, where nothing moves. docs/moves.md says what
+each sends, and who waits for whom.
 
 The ranks of a group make the same moves in the same order; one is finished before the next is started. All
 that does not write the source, and does not touch the target, may be queued on the compute stream between
@@ -28,7 +29,6 @@ from typing import Protocol
 import numpy as np
 
 from pyrt.driver import Driver
-from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
@@ -163,13 +163,16 @@ def create(name: str, setting: Setting) -> Links:
 
     Collective. Raises UserError, on all ranks, where they cannot work here.
     """
+    from pyrt.moves.device import DeviceLinks
     from pyrt.moves.host import HostLinks
     from pyrt.moves.local import LocalLinks
     from pyrt.moves.peer import PeerLinks
 
     if setting.job.size == 1:
         return LocalLinks(setting)
-    if name == "device":
-        raise UserError("matrices do not move by MPI on device buffers yet: use --exchange host or peer")
-    made: dict[str, Callable[[Setting], Links]] = {"host": HostLinks, "peer": PeerLinks}
+    made: dict[str, Callable[[Setting], Links]] = {
+        "host": HostLinks,
+        "device": DeviceLinks,
+        "peer": PeerLinks,
+    }
     return made[name](setting)

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyrt.driver import StreamHandle
 from pyrt.memory import DeviceArray, pinned
 from pyrt.moves import Setting
-from pyrt.moves.packing import Packing, QueueWork, bind_kernel, bind_numpy
+from pyrt.moves.packing import Packing, QueueWork, bind_kernel, bind_numpy, bind_numpy_sum
 from pyrt.moves.staged import Memory, StagedLinks
 
 
@@ -98,12 +97,4 @@ class HostLinks(StagedLinks):
     def bind_sum(self, parts: Memory, size: int, result: Memory) -> QueueWork:
         """In NumPy, at once."""
         assert isinstance(parts, _HostMemory) and isinstance(result, _HostMemory)
-        total = result.host
-        first, second, *others = parts.host.reshape(self.setting.job.size, size)
-
-        def add(stream: StreamHandle) -> None:
-            np.add(first, second, out=total)
-            for part in others:
-                np.add(total, part, out=total)
-
-        return add
+        return bind_numpy_sum(parts.host.reshape(self.setting.job.size, size), result.host)

@@ -86,3 +86,15 @@ def bind_numpy(name: str, array: DeviceArray, packing: Packing, packed: np.ndarr
             np.copyto(there, here)
 
     return copy
+
+
+def bind_numpy_sum(parts: np.ndarray, total: np.ndarray) -> QueueWork:
+    """What adds up parts (ranks, n) in the order of the ranks, at once; the total may be the first part."""
+    first, second, *others = parts
+
+    def add(stream: StreamHandle) -> None:
+        np.add(first, second, out=total)
+        for part in others:
+            np.add(total, part, out=total)
+
+    return add

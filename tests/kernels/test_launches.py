@@ -118,10 +118,11 @@ def test_kernels_that_move_matrices_are_declared(dtype, group):
     kernels = Kernels(NO_KERNELS, dtype, "tiled")
     arguments = kernels, "tanh", "softmax", 12, np.uint8
     plain = required(*arguments)
-    for way, own in (("host", "packing"), ("peer", "moves")):
-        (more,) = [each for each in required(*arguments, moves=way, group=group) if each not in plain]
-        assert more[0] == own
-        assert_declared(*more)
+    for way, own in (("host", ["packing"]), ("device", ["packing", "exchange"]), ("peer", ["moves"])):
+        more = [each for each in required(*arguments, moves=way, group=group) if each not in plain]
+        assert [file for file, _ in more] == own
+        for each in more:
+            assert_declared(*each)
 
 
 def assert_declared(file, constants):

@@ -47,7 +47,7 @@ def test_late_ranks_change_no_bit(driver: Driver, job: Job, monkeypatch: pytest.
     mover = Mover("peer", device, job, F4, moves)
     rows = bound_moves(mover, moves)
     dice, own = random.Random(7), random.Random(job.rank)
-    for step in range(300):
+    for step in range(150):
         move, source, target, bound = rows[dice.choice((-1, dice.randrange(len(rows))))]
         matrices = made(move, job.size, F4, step)
         if own.randrange(4) == 0:
