@@ -8,6 +8,7 @@
 // gradients' bytes out and in for each of p ranks, and two crossings of the link in all.
 
 #include "peer.cuh"
+#include "shard.cuh"
 
 const int TURNS = 3;
 

@@ -3,7 +3,8 @@
 // together, and no fence is needed: the number is the news.
 #pragma once
 
-#include "shard.cuh"
+#include "patience.cuh"
+#include "sgd.cuh"
 
 // What no number in flight looks like: a NaN of all ones. One that does is sent as another NaN.
 __device__ inline bool is_missing(float x) { return __float_as_uint(x) == 0xffffffffu; }
@@ -57,14 +58,17 @@ __device__ inline void store(real *there, const Four &x)
 #endif
 }
 
-__device__ inline void send(real *there, Four x)
+// The same, but for numbers that look like a missing one.
+__device__ inline Four never_missing(Four x)
 {
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
         if (is_missing(x.of[j]))
             x.of[j] = (real)__uint_as_float(0x7fffffffu);
-    store(there, x);
+    return x;
 }
+
+__device__ inline void send(real *there, const Four &x) { store(there, never_missing(x)); }
 
 __device__ inline Four look(const real *here)
 {

@@ -2,6 +2,7 @@
 // the kernels that sum, update and spread: peer.cu, where the numbers are the news, and peer_flags.cu.
 #pragma once
 
+#include "patience.cuh"
 #include "sgd.cuh"
 
 // Of a block, of which there is one a multiprocessor: all must run at once. A thread may hold a four from each
@@ -122,17 +123,4 @@ __device__ inline const Bucket *fetch(Plan<Peers> &plan, const Peers *peers, con
     __syncthreads();
     wait_for_kernel_before();
     return plan.peers.buckets <= HELD ? plan.held : buckets;
-}
-
-const int PATIENCE = 4096;  // looks between two at `given_up`, which lies in the host's memory
-
-__device__ inline bool has_given_up(const int *given_up)
-{
-#if defined(PYRT_EMULATED)
-    return emulated::load_acquire(given_up);
-#else
-    int value;
-    asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(given_up) : "memory");
-    return value;
-#endif
 }

@@ -14,9 +14,9 @@ from nn.fuse import fuse
 from nn.machine import Machine
 from nn.model import Model
 from nn.operations import Operation
-from nn.plan import share
 from nn.step import bind, logits_items
 from pyrt.memory import pinned
+from pyrt.regions import share
 
 TOP = 5
 

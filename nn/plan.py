@@ -1,4 +1,4 @@
-"""Who does what: which samples of a batch fall to a rank, and which gradients leave together.
+"""Which gradients leave together.
 
 Data-parallel: every rank holds all parameters and a part of each batch.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from nn.network import Network
 from pyrt.exchange import Bucket
 from pyrt.memory import Layout
+from pyrt.regions import share
 
 PANEL_BYTES = 2 * 1024 * 1024
 """Gradients of a layer leave in row panels of about this size: smaller ones can overlap more, but cost more
@@ -17,13 +18,6 @@ messages, launches and thinner products. Measured in docs/measurements.md."""
 
 
 _ROWS = 8  # a panel begins at a multiple of this, so that 16-byte loads of its rows' gradients are aligned
-
-
-def share(samples: int, ranks: int, rank: int) -> tuple[int, int]:
-    """Start and stop of a rank's contiguous part: the first ``samples % ranks`` ranks get one more."""
-    size, more = divmod(samples, ranks)
-    start = rank * size + min(rank, more)
-    return start, start + size + (rank < more)
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,14 @@ def required(
     apart: bool = False,
     exchange: str = "local",
     peers: int = 1,
+    moves: str = "local",
+    group: int = 1,
 ) -> Wanted:
     """What training and evaluation need. ``pixel`` is the dtype of the images; for ``apart`` see `is_apart`.
 
     The products are X W^T, dZ^T X and dZ W. Some exchanges have kernels of their own, those of
-    ``peers`` ranks a node.
+    ``peers`` ranks a node; and so have the ways in which matrices move (pyrt/moves) within a ``group`` of
+    ranks that share layers.
     """
     real, pixel = kernels.real, np.dtype(pixel)
     result: Wanted = [
@@ -56,6 +59,12 @@ def required(
         result.append(("exchange", {"REAL": real}))
     if exchange in ("peer", "hierarchical") and 1 < peers <= MOST_RANKS[-1]:
         result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
+    if moves in ("host", "device"):
+        result.append(("packing", {"REAL": real}))
+    if moves == "device" and exchange != "device":
+        result.append(("exchange", {"REAL": real}))
+    if moves == "peer" and 1 < group <= MOST_RANKS[-1]:
+        result.append(("moves", {"REAL": real, "MOST_RANKS": most_ranks(group)}))
     return [
         *result,
         *(("activation", {"REAL": real, "ACTIVATION": word}) for word in (activation, "identity")),

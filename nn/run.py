@@ -21,7 +21,6 @@ from nn.launches import Kernels
 from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.options import Options
-from nn.plan import share
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
@@ -33,6 +32,7 @@ from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
+from pyrt.regions import share
 from pyrt.streams import Streams
 
 

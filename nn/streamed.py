@@ -20,10 +20,10 @@ from nn.batches import Schedule
 from nn.feed import Feed
 from nn.launches import Place
 from nn.operations import Operation
-from nn.plan import share
 from nn.source import Gathered, Source
 from pyrt.job import Job
 from pyrt.memory import DeviceArray
+from pyrt.regions import share
 
 CHUNK_BYTES = 20 * 1024 * 1024
 """The most that a chunk of several steps takes: eight of 3000 MNIST images. Smaller ones are handed over more

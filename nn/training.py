@@ -19,7 +19,7 @@ from nn.machine import Machine
 from nn.model import Model
 from nn.operations import Item, Operation
 from nn.options import Options
-from nn.plan import gradient_layout, panels, share
+from nn.plan import gradient_layout, panels
 from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
@@ -31,6 +31,7 @@ from pyrt.exchange import Exchange
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
 from pyrt.memory import Arena
+from pyrt.regions import share
 
 READ_EVERY = 4
 """Steps between two copies of their losses to the host."""

@@ -20,7 +20,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, Setting
 from pyrt.memory import DeviceArray
-from pyrt.watchdog import Watchdog
+from pyrt.node_memory import NodeMemory, mailbox
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -106,9 +106,8 @@ MakeMemory = Callable[[Setting, int, int, int], list[DeviceArray]]
 """Arrays of this rank, a kind each, for so many ranks, fours in a shard, and blocks of a kernel."""
 
 
-class PeerMemory:
-    """Memory of a node's ranks which all of them reach, and the watchdog without which nobody may wait for
-    another in a kernel."""
+class PeerMemory(NodeMemory):
+    """Memory of a node's ranks, and what the kernels need to know of it: ``peers``."""
 
     def __init__(
         self,
@@ -118,80 +117,43 @@ class PeerMemory:
         make: MakeMemory,
         lent: Sequence[DeviceArray] = (),
     ) -> None:
-        """Collective on all ranks of the job, of which those of ``node`` reach each other's memory.
-
-        What they reach, for the kernels of that file: arrays that are ``lent``, not to be freed before
-        `close`, and behind them those that ``make`` returns. Raises UserError, on all ranks, where they do
-        not.
-        """
-        driver, self._job, self._node, self._driver = setting.driver, setting.job, node, setting.driver
-        self._stream = setting.streams.compute
+        """Collective: see `NodeMemory`. For the kernels of that file."""
+        driver, job = setting.driver, setting.job
         cut = shares(setting.buckets, node.size)
         shard = sum(share.fours for share in cut)
         # As many on each rank: where they wait with flags, a block waits for those of its number.
         blocks = max(1, min(*node.allgather(driver.multiprocessors), -(-shard // _WARP)))
-        with self._job.together():  # memory may end on one of them
-            self._made = make(setting, node.size, shard, blocks)
+        super().__init__(
+            driver,
+            job,
+            node,
+            setting.streams.compute,
+            lambda: make(setting, node.size, shard, blocks),
+            lent,
+        )
+        with job.together():
             turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
-            mapped, given_up = driver.allocate_mapped(4)
-        self._given_up = mapped.view(np.int32)
         self.peers = Peers(
             node.rank,
             node.size,
             cut,
             file,
-            self._exchange_handles([*lent, *self._made]),
+            self.arrays,
             turns,
-            given_up,
+            self.given_up,
             min(_most_threads(node.size, setting.gradients.dtype), -(-shard // (_WARP * blocks)) * _WARP),
         )
-        self._watchdog = Watchdog(node, self._give_up)
-        self._closed = False
-
-    def _exchange_handles(self, mine: Sequence[DeviceArray]) -> list[list[DeviceArray]]:
-        """These arrays of each rank, in this process."""
-        handles = self._node.allgather([array.export() for array in mine])
-        with self._job.together():
-            return [
-                [
-                    array
-                    if rank == self._node.rank
-                    else DeviceArray.imported(self._driver, of_rank[kind], array.shape, array.dtype)
-                    for rank, of_rank in enumerate(handles)
-                ]
-                for kind, array in enumerate(mine)
-            ]
-
-    def _give_up(self) -> None:
-        self._given_up[0] = 1
-
-    def close(self) -> None:
-        """Let go of the others' memory; of this rank's, once they have."""
-        if self._closed:
-            return
-        self._closed = True
-        self._driver.synchronize_stream(self._stream)
-        for arrays in self.peers.memory:
-            for rank, array in enumerate(arrays):
-                if rank != self.peers.rank:
-                    self._driver.release_memory(array.pointer)
-        if self._watchdog.close():
-            for array in self._made:
-                self._driver.free(array.pointer)  # else the driver does so when it closes
 
 
 def mailboxes(setting: Setting, node: MPI.Comm) -> PeerMemory:
-    """Memory for the kernels of peer.cu. Collective: see `PeerMemory`."""
+    """Memory for the kernels of peer.cu. Collective: see `NodeMemory`."""
     return PeerMemory(setting, node, "peer", _make_mailbox)
 
 
 def _make_mailbox(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
-    """(TURNS, gradients and parameters, senders, shard, FOUR), flat: nothing is there."""
+    """(TURNS, gradients and parameters, senders, shard, FOUR), flat."""
     numbers = TURNS * 2 * ranks * shard * FOUR
-    mailbox = DeviceArray.empty(setting.driver, (numbers,), setting.gradients.dtype)
-    setting.driver.fill(mailbox.pointer, 0xFF, mailbox.nbytes, setting.streams.compute)
-    setting.driver.synchronize_stream(setting.streams.compute)
-    return [mailbox]
+    return [mailbox(setting.driver, setting.streams.compute, numbers, setting.gradients.dtype)]
 
 
 def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:

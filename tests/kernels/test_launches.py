@@ -110,8 +110,25 @@ def test_narrow_head_refuses():
 def test_required_are_declared(dtype, activation, pixel, gemm):
     kernels = Kernels(NO_KERNELS, dtype, gemm)
     for file, constants in required(kernels, activation, "sigmoid", 12, pixel, exchange="device"):
-        declared = all_constants((KERNELS / f"{file}.cu").read_text())
-        assert {name: str(value) for name, value in constants.items()} in declared
+        assert_declared(file, constants)
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_kernels_that_move_matrices_are_declared(dtype, group):
+    kernels = Kernels(NO_KERNELS, dtype, "tiled")
+    arguments = kernels, "tanh", "softmax", 12, np.uint8
+    plain = required(*arguments)
+    for way, own in (("host", ["packing"]), ("device", ["packing", "exchange"]), ("peer", ["moves"])):
+        more = [each for each in required(*arguments, moves=way, group=group) if each not in plain]
+        assert [file for file, _ in more] == own
+        for each in more:
+            assert_declared(*each)
+
+
+def assert_declared(file, constants):
+    declared = all_constants((KERNELS / f"{file}.cu").read_text())
+    assert {name: str(value) for name, value in constants.items()} in declared
 
 
 def test_unknown_gemm():

@@ -1,20 +1,11 @@
-"""nn/plan.py: a batch falls to the ranks, and the gradients to buckets, without gap or overlap."""
+"""nn/plan.py: the gradients fall to buckets, without gap or overlap."""
 
 import numpy as np
 import pytest
 
 from nn import plan
 from nn.network import Network
-from nn.plan import gradient_layout, panels, share
-
-
-@pytest.mark.parametrize("ranks", range(1, 9))
-@pytest.mark.parametrize("samples", [0, 1, 3, 7, 8, 1000])
-def test_share_covers_the_batch_and_the_first_ranks_have_one_more(samples, ranks):
-    parts = [share(samples, ranks, rank) for rank in range(ranks)]
-    assert [index for part in parts for index in range(*part)] == list(range(samples))
-    sizes = [stop - start for start, stop in parts]
-    assert sizes == [samples // ranks + (rank < samples % ranks) for rank in range(ranks)]
+from nn.plan import gradient_layout, panels
 
 
 @pytest.fixture(params=range(40))

@@ -8,11 +8,12 @@ from nn.feed import Feed
 from nn.network import Network
 from nn.operations import Operation, SumGradients
 from nn.parameters import initial
-from nn.plan import gradient_layout, panels, share
+from nn.plan import gradient_layout, panels
 from nn.step import Activations, EmptyStep, bind, logits_items, training_items
 from pyrt.driver.cpu import CpuDriver
 from pyrt.memory import Arena, Layout
 from pyrt.phases import Phases
+from pyrt.regions import share
 from pyrt.streams import Streams
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}

@@ -11,7 +11,6 @@ from nn.batches import Schedule
 from nn.feed import Feed
 from nn.launches import LossRing
 from nn.operations import Operation
-from nn.plan import share
 from nn.resident import Resident
 from nn.step import bind
 from nn.streamed import CHUNK_BYTES, Streamed, steps_in_chunk
@@ -19,6 +18,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
+from pyrt.regions import share
 from pyrt.streams import Streams
 
 IMAGES = np.arange(60, dtype=np.uint8).reshape(20, 3)

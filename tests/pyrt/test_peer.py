@@ -129,7 +129,7 @@ def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job, kin
     trainer.step(gradients)
     if job.rank == 0:
         seconds = 0.5
-        timer = threading.Timer(seconds, trainer.exchange._memory._give_up)
+        timer = threading.Timer(seconds, trainer.exchange._memory.give_up)
         started = time.monotonic()
         timer.start()
         trainer.step(gradients)
