@@ -128,25 +128,29 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from nn.batches import Schedule
     from nn.console import Console
     from nn.launches import Kernels
-    from nn.machine import Machine
+    from nn.machine import Machine, Ways
     from nn.model import Model
+    from nn.network import Network
+    from nn.plan import RankPart
     from nn.training import Training
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
     from pyrt.kernels import KernelLibrary
     from pyrt.phases import Phases
-    from pyrt.streams import Streams
 
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
         dataset = data.load(options.data)
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
-        machine = Machine(
-            job, driver, Streams(driver), Phases(time.perf_counter()), kernels, choose("auto", driver, job)
+        network = Network(
+            (dataset.images.shape[1], *options.hidden, dataset.classes), options.activation, options.head
         )
+        phases, part = Phases(time.perf_counter()), RankPart.alone(network)
+        ways = Ways.of(choose("auto", driver, job), part)
+        machine = Machine.make(job, driver, phases, kernels, ways, part, options.dtype, options.batch)
         schedule = Schedule(
             len(dataset.images), options.batch, options.batch, 1, options.shuffle, options.seed
         )
-        model = Model(options, dataset, machine, options.batch)
+        model = Model(options, part, machine, options.batch)
         training = Training(options, model, machine, dataset, schedule, "resident", graphs=False)
         training.run(None, Console(speaking=False))
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]

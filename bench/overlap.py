@@ -31,7 +31,7 @@ from bench.program import Parser, require_gpu
 from bench.step import WARM_UP, Case, Ours, our_options, sleep_until_all_are_here, wrong_results
 from bench.timing import Times
 from pyrt.errors import UserError
-from pyrt.job import AgreedError, Job, run
+from pyrt.job import AgreedError, Job, agreed_by_some, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
     from pyrt.driver import Driver
@@ -147,10 +147,11 @@ def windows(job: Job, case: Case, epochs: int) -> list[float]:
 def buckets(work: Work) -> list[Bucket]:
     """Those in which the gradients of that network leave."""
     from nn.network import Network
-    from nn.plan import gradient_layout, panels
+    from nn.panels import gradient_layout, panels
+    from nn.plan import RankPart
 
-    network = Network((784, *work.hidden, 10), "sigmoid", "softmax")
-    return [panel.bucket for panel in panels(network, gradient_layout(network, "float32"))]
+    part = RankPart.alone(Network((784, *work.hidden, 10), "sigmoid", "softmax"))
+    return [panel.bucket for panel in panels(part, gradient_layout(part, "float32"))]
 
 
 def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str, Times]:
@@ -161,16 +162,11 @@ def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str
 
 def on_one_gpu(job: Job, work: Work, guess: float) -> Times:
     """A step on rank 0's GPU alone, of about ``guess`` seconds, while the other ranks sleep. Collective."""
-    from mpi4py import MPI
-
     times = None
-    with job.together():
+    with job.together(), agreed_by_some():
         try:
             if job.rank == 0:
-                one = Job(MPI.COMM_SELF, MPI.COMM_SELF, job.library, job.cores)
-                times = Times.of(windows(one, work.by("auto"), epochs_of_window(guess)))
-        except AgreedError as error:  # by one rank: the others do not know
-            raise UserError(str(error)) from None
+                times = Times.of(windows(job.alone(), work.by("auto"), epochs_of_window(guess)))
         finally:
             sleep_until_all_are_here(job)
     result: Times = job.comm.bcast(times)

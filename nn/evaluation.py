@@ -13,10 +13,9 @@ from nn.feed import Feed, Slot
 from nn.fuse import fuse
 from nn.machine import Machine
 from nn.model import Model
-from nn.operations import Operation
-from nn.step import bind, logits_items
+from nn.plan import WHOLE
+from nn.step import Pass, bind_all
 from pyrt.memory import pinned
-from pyrt.regions import share
 
 TOP = 5
 
@@ -57,7 +56,7 @@ def score(logits: np.ndarray, labels: np.ndarray, head: str) -> Scores:
 
 
 class Evaluator:
-    """The forward pass over one set, each rank its contiguous part, a few rows at a time."""
+    """The forward pass over one set, each group of ranks its contiguous part, a few rows at a time."""
 
     def __init__(
         self,
@@ -68,52 +67,63 @@ class Evaluator:
     ) -> None:
         job, driver, streams, phases = machine.job, machine.driver, machine.streams, machine.phases
         self._phase = phases.phase("evaluation")
-        self._network, self._job, self._streams = model.network, job, streams
+        self._model, self._job, self._streams = model, job, streams
         self._driver = driver
         images, self.labels = samples
-        self._start, self._stop = share(len(images), job.size, job.rank)
-        chunk = max(1, min(model.activations.rows, self._stop - self._start))
-        self._chunks = [
-            (start, min(start + chunk, self._stop)) for start in range(self._start, self._stop, chunk)
-        ]
+        first, last = model.part.group_samples(len(images))
+        chunk = max(1, min(model.activations.samples, last - first))
+        self._chunks = [(start, min(start + chunk, last)) for start in range(first, last, chunk)]
         copying = phases.phase("evaluation images host -> device", streams.upload)
         self._feed = Feed(driver, streams, copying, images, self.labels, chunk)
-        self._logits = model.activations.A[-1]
-        self._host = pinned(driver, (chunk, model.network.classes), self._logits.dtype)
+        spread = model.part.plan.takes(model.network.depth + 1)
+        self._has_its_own = spread != WHOLE or model.part.shard == 0  # of logits
+        classes, dtype = model.network.classes, model.parameters.flat.dtype
+        self._host = pinned(driver, (chunk, classes), dtype)
+        self._all = (len(images), classes), dtype
 
-        def forward(slot: Slot, rows: int) -> list[Callable[[], object]]:
-            items = logits_items(model.network, model.parameters, model.activations, slot, rows, pixel_scale)
+        def forward(slot: Slot, samples: int) -> list[Callable[[], object]]:
+            items = Pass(model.part, model.parameters, model.activations, slot, pixel_scale).logits(samples)
             fused = fuse(items, machine.kernels, model.pool, model.known)
-            return [bind(item, streams, machine.kernels) for item in fused if isinstance(item, Operation)]
+            return bind_all(fused, streams, machine.kernels, machine.links)
 
         sizes = {stop - start for start, stop in self._chunks}
-        self._calls = {(slot, rows): forward(slot, rows) for slot in self._feed.slots for rows in sizes}
+        self._calls = {(slot, count): forward(slot, count) for slot in self._feed.slots for count in sizes}
 
     def logits(self) -> np.ndarray | None:
         """Logits (n, classes) of the whole set on rank 0, None on the others. Collective."""
         with self._phase:
             mine = [self._chunk(number, *rows) for number, rows in enumerate(self._chunks)]
-            empty = np.empty((0, self._network.classes), self._host.dtype)
             self._job.wait_for_all()
-            parts = self._job.comm.gather(np.concatenate([empty, *mine]))
-            return np.concatenate(parts) if parts is not None else None
+            parts = self._job.comm.gather(mine if self._has_its_own else [])
+            if parts is None:
+                return None
+            logits = np.empty(*self._all)
+            for first, rows in (chunk for part in parts for chunk in part):
+                logits[first : first + len(rows)] = rows
+            return logits
 
     def scores(self) -> Scores:
         """The scores of the whole set, on every rank. Collective."""
         logits = self.logits()
         with self._phase:
-            scores = score(logits, self.labels, self._network.head) if logits is not None else None
+            scores = score(logits, self.labels, self._model.network.head) if logits is not None else None
             self._job.wait_for_all()
             return self._job.comm.bcast(scores)
 
-    def _chunk(self, number: int, start: int, stop: int) -> np.ndarray:
-        rows, slot = stop - start, self._feed.slot(number)
-        self._feed.gather(number, np.arange(start, stop))
+    def _chunk(self, number: int, start: int, stop: int) -> tuple[int, np.ndarray]:
+        """Logits of some of the samples from ``start`` to ``stop``: the first one's number, and those that
+        this rank takes."""
+        part, samples, slot = self._model.part, stop - start, self._feed.slot(number)
+        depth = self._model.network.depth
+        first, last = part.rows(1, samples)
+        self._feed.gather(number, np.arange(start + first, start + last))
         self._feed.send(number)
         self._feed.begin(number)
-        for call in self._calls[slot, rows]:
+        for call in self._calls[slot, samples]:
             call()
         self._feed.end(number)
-        self._driver.copy_to_host(self._host[:rows], self._logits.pointer, self._streams.compute)
+        logits = self._model.activations.taken(depth, samples)
+        host = self._host[: logits.shape[0]]
+        self._driver.copy_to_host(host, logits.pointer, self._streams.compute)
         self._driver.synchronize_stream(self._streams.compute)
-        return self._host[:rows].copy()
+        return start + part.rows(depth + 1, samples)[0], host.copy()

@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 
 from nn.fuse_arrays import fuse_arrays
 from nn.launches import Kernels
-from nn.operations import BiasActivation, Compute, Item, Operation, Pixels, Product
+from nn.operations import (
+    BiasActivation,
+    Compute,
+    Item,
+    Operation,
+    Pixels,
+    Product,
+    StartMove,
+    SumGradients,
+)
 from nn.patterns import (
     NarrowEnd,
     columns_within,
@@ -87,6 +96,8 @@ class _Rewrite:
         """Rewrite the first of the items that are left; how many that were."""
         item, *later = items
         if not isinstance(item, Operation):
+            if isinstance(item, StartMove):
+                self._forget([item.target])
             self.items.append(item)
             return 1
         if (end := match_narrow_end(items)) is not None and self._fits(end):
@@ -113,6 +124,8 @@ class _Rewrite:
 
     def _all_products(self, X: DeviceArray, later: Sequence[Item]) -> bool:
         """Whether all that read X are products of terms."""
+        if any(isinstance(item, StartMove) and overlap(X, item.source) for item in later):
+            return False
         readers = [
             item.what
             for item in later
@@ -174,10 +187,10 @@ class _Rewrite:
     def _may_overtake(self, reads: Sequence[DeviceArray]) -> bool:
         """Whether what reads these alone may begin beside the last operation so far.
 
-        What an exchange queues in between writes nothing that the rest of a step reads.
+        What an exchange queues in between writes nothing that the rest of a step reads; a move does.
         """
-        before = next((item for item in reversed(self.items) if isinstance(item, Operation)), None)
-        if before is None or before.overtakes:
+        before = next((item for item in reversed(self.items) if not isinstance(item, SumGradients)), None)
+        if not isinstance(before, Operation) or before.overtakes:
             return False
         return not any(overlap(array, written) for array in reads for written in before.writes)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from nn import operations
 from nn.launches import Kernels
-from nn.operations import BiasActivation, ColumnSums, Item, Operation, Product, SumGradients
+from nn.operations import BiasActivation, ColumnSums, Item, Operation, Product, StartMove, SumGradients
 from nn.patterns import (
     NarrowEnd,
     columns_within,
@@ -130,10 +130,12 @@ def _makers(item: Item, later: Sequence[Item], kernels: Kernels) -> dict[int, De
 def _uses(item: Item, sums: DeviceArray) -> bool:
     if isinstance(item, SumGradients):  # sums may be among what leaves
         return item.leaves is None or overlap(item.leaves, sums)
-    return any(overlap(sums, array) for array in (*item.reads, *item.writes))
+    return isinstance(item, Operation) and any(overlap(sums, array) for array in (*item.reads, *item.writes))
 
 
 def _changes(item: Item, X: DeviceArray) -> bool:
+    if isinstance(item, StartMove):
+        return overlap(X, item.target)
     return isinstance(item, Operation) and any(overlap(X, array) for array in item.writes)
 
 

@@ -1,38 +1,47 @@
-"""The network and its arrays on this rank."""
+"""The network and its arrays on this rank: the part of them that the plan gives it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from nn import parameters
-from nn.data import Dataset
+from nn.activations import Activations
 from nn.machine import Machine
-from nn.network import Network
 from nn.options import Options
-from nn.step import Activations
+from nn.plan import RankPart, whole_parameters
 from nn.tensor_cores import Terms, TermsPool
 from pyrt.job import Job
 from pyrt.memory import Arena, DeviceArray, Layout
 
 
 class Model:
-    """Parameters on the device, with the values they start from, and room for the activations of ``rows``
-    samples. Collective; to be made within ``job.together()``."""
+    """This rank's parameters on the device, the values that all start from, and room for the activations of a
+    ``batch``. Collective; to be made within ``job.together()``."""
 
-    def __init__(self, options: Options, dataset: Dataset, machine: Machine, rows: int) -> None:
-        inputs, classes = dataset.images.shape[1], dataset.classes
-        self.network = Network((inputs, *options.hidden, classes), options.activation, options.head)
+    def __init__(self, options: Options, part: RankPart, machine: Machine, batch: int) -> None:
+        self.part, self.network = part, part.network
+        self._job = machine.job
         self.initial = self._start(options, machine.job)
-        self.parameters = Arena(machine.driver, Layout(self.network.shapes, options.dtype))
-        self.parameters.set(self.initial)
+        self.parameters = Arena(machine.driver, Layout(part.shapes, options.dtype))
+        self.parameters.set(part.cut(self.initial))
         self.terms = self._split_weights(machine, options)
         self.pool = TermsPool(machine.driver)
-        self.activations = Activations(self.parameters, self.network, rows)
+        most = part.plan.largest_group(batch)
+        self.activations = Activations(self.parameters, part, most)
 
     @property
     def known(self) -> list[tuple[DeviceArray, Terms]]:
         """The weights that are there as terms, with these."""
         return [(self.parameters[f"W{layer}"], terms) for layer, terms in self.terms.items()]
+
+    def whole_parameters(self) -> dict[str, np.ndarray]:
+        """All parameters, on rank 0; empty on others. Collective."""
+        mine, plan = self.parameters.to_host(), self.part.plan
+        self._job.wait_for_all()
+        if plan.is_data:
+            return mine if self._job.rank == 0 else {}
+        parts = self._job.comm.gather(mine if self.part.group == 0 else None)
+        return whole_parameters(plan, self.network, parts[: plan.shards]) if parts is not None else {}
 
     def _split_weights(self, machine: Machine, options: Options) -> dict[int, Terms]:
         """Terms of the weights of those layers whose products tensor cores take. The update keeps them.
@@ -44,8 +53,9 @@ class Model:
             return {}
         stream = machine.driver.create_stream()
         for layer in self.network.layers:
-            units, inputs = self.network.shapes[f"W{layer}"]
-            narrow = layer == self.network.depth and kernels.prefers_narrow_head(inputs, units)
+            units, inputs = self.part.shapes[f"W{layer}"]
+            ends = layer == self.network.depth and self.part.plan.is_data
+            narrow = ends and kernels.prefers_narrow_head(inputs, units)
             if not narrow and kernels.prefers_terms(units, units, inputs):
                 W = self.parameters[f"W{layer}"]
                 result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)

@@ -18,6 +18,7 @@ from nn.launches import Kernels, LossRing, Place
 from nn.tensor_cores import Terms
 from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
+from pyrt.moves import Move
 
 Compute = Callable[[], object]
 
@@ -122,7 +123,33 @@ class SumGradients:
     """The bucket's gradients, if known: by then these must be there, others may still be made."""
 
 
-Item = Operation | SumGradients
+@dataclass(frozen=True)
+class StartMove:
+    """A matrix that the ranks of a group have in parts sets out to where these are wanted; see pyrt/moves.
+
+    Until it has ended nothing writes the source, or touches the target, which may be the source.
+    """
+
+    name: str
+    """The phase that people see."""
+    part: str
+    move: Move
+    source: DeviceArray
+    target: DeviceArray
+
+
+@dataclass(frozen=True)
+class FinishMove:
+    """From here on the target is there."""
+
+    started: StartMove
+
+    @property
+    def part(self) -> str:
+        return self.started.part
+
+
+Item = Operation | SumGradients | StartMove | FinishMove
 
 
 def gemm(
@@ -332,6 +359,24 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
         on_device=lambda kernels: kernels.column_sums(X, sums),
         in_numpy=lambda: partial(np.sum, X.host_view(), axis=0, out=sums.host_view()),
         what=ColumnSums(X, sums),
+    )
+
+
+def zeros(name: str, part: str, array: DeviceArray) -> Operation:
+    """The array becomes zero."""
+
+    def on_device(kernels: Kernels) -> Launch:
+        driver, pointer, nbytes = array.driver, array.pointer, array.nbytes
+        return Launch(("fill",), lambda stream: driver.fill(pointer, 0, nbytes, stream))
+
+    return Operation(
+        name,
+        part,
+        reads=(),
+        writes=(array,),
+        flops=0,
+        on_device=on_device,
+        in_numpy=lambda: partial(array.host_view().fill, 0),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,15 @@ class Options:
         "with --gemm wgmma alone)",
         choices=tuple(TERMS),
     )
+    plan: str = _option(
+        "data",
+        "what ranks split: data (each batch), model (weights by rows and columns), or a plan's JSON file",
+        "PLAN",
+    )
+    grid: str | None = _option(
+        None, "with --plan model: G groups of M ranks that share the weights (default: one group)", "GxM"
+    )
+    save_plan: Path | None = _option(None, "write the plan to a JSON file, for --plan FILE", "FILE")
     exchange: str = _option(
         "auto",
         "how gradients are summed over ranks; auto: the fastest that works here",
@@ -141,9 +151,15 @@ class Options:
             raise UserError("--evaluate trains nothing: leave out --save and --check")
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
-        files = [path for path in (self.save, self.json, self.predictions) if path is not None]
+        files = [
+            path for path in (self.save, self.json, self.predictions, self.save_plan) if path is not None
+        ]
         if len({path.resolve() for path in files}) < len(files):
-            raise UserError("--save, --json, --predictions: name a file of its own for each")
+            raise UserError("--save, --json, --predictions, --save-plan: name a file of its own for each")
+        if self.grid is not None and self.plan != "model":
+            raise UserError("--grid: goes with --plan model")
+        if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
+            raise UserError(f"--grid {self.grid}: must be groups x shards, as 2x4")
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
@@ -235,5 +251,6 @@ _TYPES: dict[str, Any] = {
     "float": float,
     "float | None": float,
     "str": str,
+    "str | None": str,
     "Path | None": _path,
 }

@@ -15,6 +15,8 @@ from nn.batches import Schedule
 from nn.step import EmptyStep, TrainingStep
 from pyrt.exchange import Exchange
 from pyrt.graphs import Recorder
+from pyrt.memory import DeviceArray
+from pyrt.moves import Bound, Links, Move
 
 MOST = 8
 """Steps in the largest graph: a launch for each eighth step costs next to nothing."""
@@ -122,6 +124,37 @@ class Replayed:
             self._step.run()
             if self._exchange.on_device:
                 self._exchange.finish()
+
+
+class GatedLinks:
+    """Stands before the links while steps are recorded: moves that leave the device are made in each replay,
+    between two graphs."""
+
+    def __init__(self, links: Links, recorder: Recorder) -> None:
+        self._links, self._recorder = links, recorder
+        self.name, self.on_device = links.name, links.on_device
+
+    def bind(self, name: str, move: Move, source: DeviceArray, target: DeviceArray) -> Bound:
+        """As the links'."""
+        bound = self._links.bind(name, move, source, target)
+        return bound if self.on_device else _Gated(bound, self._recorder)
+
+    def close(self) -> None:
+        """As the links'."""
+        self._links.close()
+
+
+class _Gated:
+    """A move whose calls are made between two graphs."""
+
+    def __init__(self, bound: Bound, recorder: Recorder) -> None:
+        self._bound, self._recorder = bound, recorder
+
+    def start(self) -> None:
+        self._recorder.between(self._bound.start)
+
+    def finish(self) -> None:
+        self._recorder.between(self._bound.finish)
 
 
 class Gate:

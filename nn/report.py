@@ -137,6 +137,7 @@ def header(
     lines = [
         ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
         ("device", _devices(environment)),
+        ("plan", environment["plan"]),
         ("exchange", _exchange(environment)),
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {options.dtype}"),

@@ -6,9 +6,11 @@ import dataclasses
 import math
 import platform
 import time
+from contextlib import closing
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from nn import check, data, parameters, placement
 from nn.batches import Schedule, split
@@ -18,22 +20,24 @@ from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
 from nn.gemm_versions import fastest_gemm, runs_gemm
 from nn.launches import Kernels
+from nn.machine import Machine, Ways
 from nn.mma import MMA_TERMS
 from nn.model import Model
+from nn.network import Network
 from nn.options import Options
+from nn.plan import RankPart, files
+from nn.plan.choice import choose_plan
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
-from nn.training import Diverged, Epoch, Machine, Training
+from nn.training import Diverged, Epoch, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
-from pyrt.exchange.choose import Choice, choose
+from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
-from pyrt.regions import share
-from pyrt.streams import Streams
 
 
 def run(
@@ -57,12 +61,13 @@ def run(
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
-        way = choose(options.exchange, device.driver, job, options.ranks_per_node)
-        kernels = _kernels(options, job, phases, device.driver, dataset, way)
-        machine = Machine(job, device.driver, Streams(device.driver), phases, kernels, way)
+        part = _part(options, job, dataset)
+        ways = Ways.of(choose(options.exchange, device.driver, job, options.ranks_per_node), part)
+        kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
+        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, options.batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
-        with np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, machine, dataset, console, device.why)
+        with closing(machine.links), np.errstate(all="ignore"):
+            pipeline = _Pipeline(options, part, machine, dataset, console, device.why)
             report = pipeline.evaluate() if options.evaluate else pipeline.train()
         phases.settle()
     finally:
@@ -72,10 +77,10 @@ def run(
 
 
 def _require_writable_files(options: Options) -> None:
-    for name in ("save", "json", "predictions"):
+    for name in ("save", "json", "predictions", "save_plan"):
         path = getattr(options, name)
         if path is not None:
-            require_writable(f"--{name}", path)
+            require_writable(f"--{name.replace('_', '-')}", path)
 
 
 def _load(options: Options, job: Job, phases: Phases) -> Dataset:
@@ -107,8 +112,27 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
+def _part(options: Options, job: Job, dataset: Dataset) -> RankPart:
+    """What the plan that was asked for gives this rank."""
+    sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
+    plan = None
+    with job.together():
+        network = Network(sizes, options.activation, options.head)
+        if job.rank == 0:  # a file may be on this rank's node alone
+            plan = choose_plan(options, network, job.size)
+            if options.save_plan is not None:
+                files.save(options.save_plan, plan)
+    return RankPart(job.comm.bcast(plan), network, job.rank)
+
+
 def _kernels(
-    options: Options, job: Job, phases: Phases, driver: Driver, dataset: Dataset, way: Choice
+    options: Options,
+    job: Job,
+    phases: Phases,
+    driver: Driver,
+    part: RankPart,
+    pixel: DTypeLike,
+    ways: Ways,
 ) -> Kernels | None:
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
     with job.together():
@@ -119,13 +143,15 @@ def _kernels(
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
     with phases.phase("compile kernels"), job.together():
         if job.node.rank == 0:
-            rows, classes = options.batch // job.size, dataset.classes
-            apart = is_apart(kernels, options.hidden, classes, rows, options.profile)
-            exchange = way.name, way.node.size
-            wanted = required(
-                kernels, options.activation, options.head, classes, dataset.images.dtype, apart, *exchange
-            )
-            kernels.library.compile(wanted)
+            rows, classes = options.batch // job.size, part.network.classes
+            apart = not part.plan.is_data or is_apart(kernels, options.hidden, classes, rows, options.profile)
+            network = options.activation, options.head, classes, pixel, apart
+            exchanges = {(way.name, way.node.size) for way in (ways.all, ways.shard)}
+            wanted = [
+                required(kernels, *network, *exchange, ways.moves, ways.group.job.size)
+                for exchange in exchanges
+            ]
+            kernels.library.compile([file for files in wanted for file in files])
     return kernels
 
 
@@ -157,7 +183,13 @@ class _Pipeline:
     """A run whose device and data are there."""
 
     def __init__(
-        self, options: Options, machine: Machine, dataset: Dataset, console: Console, why: str
+        self,
+        options: Options,
+        part: RankPart,
+        machine: Machine,
+        dataset: Dataset,
+        console: Console,
+        why: str,
     ) -> None:
         self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
         self._job, self._phases = machine.job, machine.phases
@@ -168,8 +200,7 @@ class _Pipeline:
             self._schedule = Schedule(
                 self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
             )
-            _, most = share(self._schedule.batch, self._job.size, 0)
-            self._model = Model(options, dataset, machine, most)
+            self._model = Model(options, part, machine, self._schedule.batch)
         with self._phases.phase("train setup"), self._job.together():
             self._placement = self._place()
         # Under --profile the host waits for the end of every phase.
@@ -188,7 +219,7 @@ class _Pipeline:
         needed = Resident.nbytes(images, self._schedule) + gradients
         kernels = self._machine.kernels
         if kernels is not None and kernels.uses_terms:  # terms take half as much again, of two sizes
-            needed += 3 * sum(array.nbytes for array in self._model.activations.A)
+            needed += 3 * self._model.activations.nbytes
         if options.share_gpus or driver.name == "emulated":
             needed *= job.node.size  # all of the node's ranks may be on one device
         chosen = placement.choose(options.placement, needed, driver.free_memory(), self._schedule.samples)
@@ -220,7 +251,8 @@ class _Pipeline:
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""
-        if not np.isfinite(self._model.parameters.flat.to_host()).all():
+        finite = bool(np.isfinite(self._model.parameters.flat.to_host()).all())
+        if not all(self._job.comm.allgather(finite)):  # each shard knows of its own alone
             raise Diverged(
                 "the last step left parameters that are not finite: nothing was written; try a smaller --lr"
             )
@@ -258,11 +290,12 @@ class _Pipeline:
         """The check on rank 0, while the others sleep; its result on all."""
         result = None
         with self._phases.phase("check"):
+            trained = self._model.whole_parameters()
             if self._job.rank == 0:
                 held_out = self._test_set() or self._validation_set()
                 precision = test.precision if test else epochs[-1].validation_precision if epochs else None
                 result = check.compare(
-                    self._model.parameters.to_host(),
+                    trained,
                     self._model.initial,
                     self._options,
                     self._dataset,
@@ -277,6 +310,7 @@ class _Pipeline:
         if self._options.save is None:
             return
         with self._phases.phase("save"), self._job.together():
+            trained = self._model.whole_parameters()
             if self._job.rank == 0:
                 story = {
                     "options": self._options.as_json(),
@@ -284,7 +318,7 @@ class _Pipeline:
                     "epochs": len(epochs),
                     "test_precision": scores.precision if scores is not None else None,
                 }
-                parameters.save(self._options.save, self._model.parameters.to_host(), story)
+                parameters.save(self._options.save, trained, story)
 
     def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
         return Report(self._options.as_json(), self._environment, epochs, self._losses, scores, result)
@@ -303,8 +337,9 @@ class _Pipeline:
             "device_why": why,
             "mpi": job.library,
             "blas_threads": job.threads,
-            "exchange": self._machine.exchange.name,
-            "exchange_why": self._machine.exchange.why,
+            "plan": str(self._model.part.plan),
+            "exchange": self._machine.ways.all.name,
+            "exchange_why": self._machine.ways.all.why,
             "placement": self._placement,
             "graphs": self._graphs,
             "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",

@@ -39,10 +39,12 @@ class Gathered:
     """Room for the labels of the part."""
 
     def scaled(self, X: DeviceArray, scale: float) -> Operation:
-        """X = images / scale; ``labels`` get their labels.
+        """X = images / scale; ``labels`` get their labels. Of no rows: the place moves on.
 
         It overtakes the end of the step before, which writes none of what it reads, and overtakes nothing.
         """
+        if not X.size:
+            return operations.skip_batch(self.place)
         labels = self.labels.rows(0, X.shape[0])
         return operations.gather_batch(
             self.set_images, self.set_labels, self.order, self.place, X, labels, scale, overtakes=True

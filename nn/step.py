@@ -8,128 +8,180 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from nn import operations
+from nn.activations import Activations
 from nn.launches import Kernels
-from nn.network import LARGEST, Network
-from nn.operations import BACKWARD, FORWARD, Item, Operation
-from nn.plan import Panel
+from nn.operations import BACKWARD, FORWARD, FinishMove, Item, Operation, StartMove, SumGradients
+from nn.panels import LOSS, Panel
+from nn.plan import BY_UNITS, RankPart
 from nn.source import Source
-from pyrt.errors import UserError
 from pyrt.exchange import Exchange
 from pyrt.memory import Arena, DeviceArray
+from pyrt.moves import Bound, Links, Move
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
 
-class Activations:
-    """Device arrays for the activations of up to ``rows`` samples, and for their gradients.
+@dataclass(frozen=True)
+class Pass:
+    """What the passes through the network are made of; each is a list for so many samples of the group."""
 
-    ``A[0]`` (rows, D) is the scaled batch, ``A[l]`` (rows, H_l) the layers; ``A[L]`` holds the logits,
-    then dZ_L in their place. ``dA[l]`` is there for hidden layers.
-    """
+    part: RankPart
+    parameters: Arena
+    activations: Activations
+    source: Source
+    scale: float
+    """Pixels are divided by it."""
 
-    def __init__(self, parameters: Arena, network: Network, rows: int) -> None:
-        driver, dtype = parameters.flat.driver, parameters.flat.dtype
-        if rows * max(network.sizes) > LARGEST:
-            raise UserError(
-                f"{rows} samples a rank in layers of up to {max(network.sizes)} units are more than 2^31 "
-                "activations: use a smaller --batch or more ranks"
-            )
-        self.rows = rows
-        self.A = [DeviceArray.empty(driver, (rows, size), dtype) for size in network.sizes]
-        self.dA = {
-            layer: DeviceArray.empty(driver, (rows, network.sizes[layer]), dtype)
-            for layer in range(1, network.depth)
-        }
-        self.losses = DeviceArray.empty(driver, (rows,), dtype)
+    def logits(self, samples: int) -> list[Item]:
+        """From the images to the logits, where the head takes them."""
+        items = self._forward(samples)
+        if not self._adds_bias:
+            Z, b = self.activations.taken(self.part.network.depth, samples), self._output_bias
+            items.append(operations.bias_activation("output bias", Z, b, "identity"))
+        return _without_empty(items)
 
+    def gradients(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
+        """From the images to this rank's part of all gradients, for so many of the ``batch``'s samples."""
+        items = [*self._forward(samples), *self._head(gradients, panels, samples, batch)]
+        return _without_empty([*items, *self._backward(gradients, panels, samples)])
 
-def forward_items(
-    network: Network, parameters: Arena, activations: Activations, source: Source, rows: int, scale: float
-) -> list[Operation]:
-    """From the images of a batch to Z_L = A_{L-1} W_L^T, still without its bias."""
-    A = [array.rows(0, rows) for array in activations.A]
-    items = [source.scaled(A[0], scale)]
-    for layer in network.layers:
+    @property
+    def _adds_bias(self) -> bool:
+        """Whether each rank adds its units' part of the output bias before the logits come together."""
+        return self.part.plan.makes(self.part.network.depth) == BY_UNITS
+
+    @property
+    def _output_bias(self) -> DeviceArray:
+        return self.parameters[f"b{self.part.network.depth}"]
+
+    def _forward(self, samples: int) -> list[Item]:
+        """To Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
+        items: list[Item] = [self.source.scaled(self.activations.made(0, samples), self.scale)]
+        for layer in self.part.network.layers:
+            items += self._layer(layer, samples)
+        return items
+
+    def _layer(self, layer: int, samples: int) -> list[Item]:
+        part, activations = self.part, self.activations
         product = f"forward GEMM {layer}"
-        items.append(
-            operations.gemm(
-                product, FORWARD, A[layer], A[layer - 1], parameters[f"W{layer}"], transpose_b=True
-            )
-        )
-        if layer < network.depth:
+        A, Z = activations.taken(layer - 1, samples), activations.made(layer, samples)
+        W, b = self.parameters[f"W{layer}"], self.parameters[f"b{layer}"]
+        items: list[Item] = [operations.gemm(product, FORWARD, Z, A, W, transpose_b=True)]
+        items += _Moved.of(f"sum of {product}", FORWARD, part.sum_move(layer, samples), Z, Z).at_once
+        if layer < part.network.depth:
             name = f"bias and activation {layer}"
-            items.append(
-                operations.bias_activation(name, A[layer], parameters[f"b{layer}"], network.activation)
-            )
-    return items
+            items.append(operations.bias_activation(name, Z, b, part.network.activation))
+        elif self._adds_bias:
+            items.append(operations.bias_activation("output bias", Z, b, "identity"))
+        move, taken = part.forward_move(layer, samples), activations.taken(layer, samples)
+        return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
 
+    def _head(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
+        """Logits to dZ_L, where the output layer made Z_L, and to the loss."""
+        part, activations, depth = self.part, self.activations, self.part.network.depth
+        Z, losses = activations.taken(depth, samples), activations.losses(samples)
+        first = part.rows(depth + 1, samples)[0] - part.rows(1, samples)[0]
+        labels = self.source.labels.rows(first, first + Z.shape[0])
+        b = activations.no_bias if self._adds_bias else self._output_bias
+        items: list[Item] = [
+            operations.head(part.network.head, Z, b, labels, losses, 1 / batch),
+            operations.column_sums(
+                "sum of losses", FORWARD, losses.reshape(losses.size, 1), gradients["loss"]
+            ),
+        ]
+        items += [
+            _leaves(gradients, bucket, panel, FORWARD)
+            for bucket, panel in enumerate(panels)
+            if panel.layer == LOSS
+        ]
+        move, made_back = part.backward_move(depth, samples), activations.made_back(depth, samples)
+        return [*items, *_Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once]
 
-def logits_items(
-    network: Network, parameters: Arena, activations: Activations, source: Source, rows: int, scale: float
-) -> list[Operation]:
-    """From the images of a batch to the logits, in ``activations.A[L]``."""
-    Z, b = activations.A[-1].rows(0, rows), parameters[f"b{network.depth}"]
-    return [
-        *forward_items(network, parameters, activations, source, rows, scale),
-        operations.bias_activation("output bias", Z, b, "identity"),
-    ]
+    def _backward(self, gradients: Arena, panels: Sequence[Panel], samples: int) -> list[Item]:
+        """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
+        items: list[Item] = []
+        products = (f"backward GEMM {number}" for number in itertools.count(1))
+        for layer in reversed(self.part.network.layers):
+            dZ = self.activations.made_back(layer, samples)
+            bias = gradients[f"b{layer}"]
+            items.append(operations.column_sums(f"bias gradient {layer}", BACKWARD, dZ, bias))
+            moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
+            items += moved.start
+            items += self._weights(gradients, panels, layer, samples, next(products))
+            items += moved.finish
+        return items
 
+    def _below(self, layer: int, samples: int, product: str) -> _Moved:
+        """dZ_{l-1}; while it moves the gradients of W_l can be made."""
+        activations, below = self.activations, layer - 1
+        dZ, W = activations.made_back(layer, samples), self.parameters[f"W{layer}"]
+        taken, made = activations.taken_back(below, samples), activations.made_back(below, samples)
+        move = self.part.backward_move(below, samples)
+        moved = _Moved.of(f"move of gradients {below}", BACKWARD, move, taken, made)
+        multiply = operations.gemm(product, BACKWARD, taken, dZ, W)
+        through = operations.activation_backward(
+            f"activation gradient {below}",
+            activations.made(below, samples),
+            made,
+            self.part.network.activation,
+        )
+        if move is None:
+            return _Moved([multiply, through])
+        return _Moved([multiply, *moved.start], [*moved.finish, through])
 
-def training_items(
-    network: Network,
-    parameters: Arena,
-    gradients: Arena,
-    activations: Activations,
-    panels: Sequence[Panel],
-    source: Source,
-    rows: int,
-    batch: int,
-    scale: float,
-) -> list[Item]:
-    """From the images of a batch to all gradients of this rank's ``rows`` of the ``batch``'s samples."""
-    Z, b = activations.A[-1].rows(0, rows), parameters[f"b{network.depth}"]
-    losses = activations.losses.rows(0, rows)
-    return [
-        *forward_items(network, parameters, activations, source, rows, scale),
-        operations.head(network.head, Z, b, source.labels.rows(0, rows), losses, 1 / batch),
-        operations.column_sums("sum of losses", FORWARD, losses.reshape(rows, 1), gradients["loss"]),
-        *_backward_items(network, parameters, gradients, activations, panels, rows),
-    ]
-
-
-def _backward_items(
-    network: Network,
-    parameters: Arena,
-    gradients: Arena,
-    activations: Activations,
-    panels: Sequence[Panel],
-    rows: int,
-) -> list[Item]:
-    """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
-    items: list[Item] = []
-    products = itertools.count(1)
-    dZ = activations.A[-1].rows(0, rows)
-    for layer in reversed(network.layers):
-        below, dZ_above = activations.A[layer - 1].rows(0, rows), dZ
-        items.append(operations.column_sums(f"bias gradient {layer}", BACKWARD, dZ, gradients[f"b{layer}"]))
-        if layer > 1:
-            dZ = activations.dA[layer - 1].rows(0, rows)
-            product = f"backward GEMM {next(products)}"
-            items.append(operations.gemm(product, BACKWARD, dZ, dZ_above, parameters[f"W{layer}"]))
-            name = f"activation gradient {layer - 1}"
-            items.append(operations.activation_backward(name, below, dZ, network.activation))
-        product = f"backward GEMM {next(products)}"
+    def _weights(
+        self, gradients: Arena, panels: Sequence[Panel], layer: int, samples: int, product: str
+    ) -> list[Item]:
+        """dW_l, and where its buckets may leave."""
+        dZ = self.activations.made_back(layer, samples)
+        below = self.activations.taken(layer - 1, samples)
+        items: list[Item] = []
         for bucket, panel in enumerate(panels):
             if panel.layer == layer:
                 dW = gradients[f"W{layer}"].rows(panel.start, panel.stop)
-                columns = dZ_above.columns(panel.start, panel.stop)
+                columns = dZ.columns(panel.start, panel.stop)
                 items.append(operations.gemm(product, BACKWARD, dW, columns, below, transpose_a=True))
-                leaves = gradients.flat.rows(panel.bucket.start, panel.bucket.stop)
-                items.append(operations.SumGradients(bucket, leaves=leaves))
-    return items
+                items.append(_leaves(gradients, bucket, panel, BACKWARD))
+        return items
+
+
+def _leaves(gradients: Arena, bucket: int, panel: Panel, part: str) -> SumGradients:
+    return SumGradients(bucket, part, gradients.flat.rows(panel.bucket.start, panel.bucket.stop))
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What starts a move, and what ends it."""
+
+    start: list[Item] = field(default_factory=list)
+    finish: list[Item] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, name: str, part: str, move: Move | None, source: DeviceArray, target: DeviceArray) -> _Moved:
+        """Of none: nothing."""
+        if move is None:
+            return cls()
+        start = StartMove(name, part, move, source, target)
+        return cls([start], [FinishMove(start)])
+
+    @property
+    def at_once(self) -> list[Item]:
+        return [*self.start, *self.finish]
+
+
+def _without_empty(items: Sequence[Item]) -> list[Item]:
+    """The list of a rank that perhaps gets no sample: what is made of none is zero, if it is anything."""
+    result: list[Item] = []
+    for item in items:
+        if not isinstance(item, Operation) or all(array.size for array in item.reads):
+            result.append(item)
+        else:
+            result += [operations.zeros(item.name, item.part, array) for array in item.writes if array.size]
+    return result
 
 
 class TrainingStep:
@@ -142,14 +194,18 @@ class TrainingStep:
         phases: Phases,
         kernels: Kernels | None,
         exchange: Exchange,
+        links: Links,
     ) -> None:
         """``kernels`` is None where NumPy computes."""
+        moves: dict[int, Bound] = {}
         self._parts = []
         for part in (FORWARD, BACKWARD):
             calls = [
                 under_phase(item, streams, phases, kernels)
                 if isinstance(item, Operation)
                 else partial(exchange.ready, item.bucket)
+                if isinstance(item, SumGradients)
+                else bind_move(item, links, moves)
                 for item in items
                 if item.part == part
             ]
@@ -161,6 +217,26 @@ class TrainingStep:
             with phase:
                 for call in calls:
                     call()
+
+
+def bind_all(
+    items: Sequence[Item], streams: Streams, kernels: Kernels | None, links: Links
+) -> list[Callable[[], object]]:
+    """What queues, or computes, a list that has no gradients to sum."""
+    moves: dict[int, Bound] = {}
+    return [
+        bind(item, streams, kernels) if isinstance(item, Operation) else bind_move(item, links, moves)
+        for item in items
+        if not isinstance(item, SumGradients)
+    ]
+
+
+def bind_move(item: StartMove | FinishMove, links: Links, bound: dict[int, Bound]) -> Callable[[], None]:
+    """What starts a move, or ends one; ``bound`` has those of the list that were started."""
+    if isinstance(item, StartMove):
+        move = bound[id(item)] = links.bind(item.name, item.move, item.source, item.target)
+        return move.start
+    return bound[id(item.started)].finish
 
 
 def bind(operation: Operation, streams: Streams, kernels: Kernels | None) -> Callable[[], object]:

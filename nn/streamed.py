@@ -20,10 +20,9 @@ from nn.batches import Schedule
 from nn.feed import Feed
 from nn.launches import Place
 from nn.operations import Operation
+from nn.plan import RankPart
 from nn.source import Gathered, Source
-from pyrt.job import Job
 from pyrt.memory import DeviceArray
-from pyrt.regions import share
 
 CHUNK_BYTES = 20 * 1024 * 1024
 """The most that a chunk of several steps takes: eight of 3000 MNIST images. Smaller ones are handed over more
@@ -43,7 +42,7 @@ class Streamed:
         self,
         feed: Feed,
         schedule: Schedule,
-        job: Job,
+        part: RankPart,
         rows: int,
         drawing: Sequence[Helper],
     ) -> None:
@@ -55,7 +54,7 @@ class Streamed:
         self._place = Place.first(driver, rows, feed.labels.size)
         labels = DeviceArray.empty(driver, (rows,), np.int32)
         self._source = Gathered(feed.images, feed.labels, as_they_lie, self._place, labels)
-        self._mine = _parts(schedule, job, rows)
+        self._mine = _parts(schedule, part, rows)
         self._orders = Orders(self._draw, schedule.epochs, drawing)
         self._left = np.empty(0, int)
         """Row numbers of the current epoch that are not on their way yet."""
@@ -123,11 +122,11 @@ class Streamed:
         return np.take(self._schedule.order(epoch), self._mine, mode="clip")
 
 
-def _parts(schedule: Schedule, job: Job, rows: int) -> np.ndarray:
+def _parts(schedule: Schedule, part: RankPart, rows: int) -> np.ndarray:
     """Where in an epoch's order this rank's part of each batch is, ``rows`` for each: (batches * rows,).
 
     What is behind a shorter part, perhaps behind the order's end, takes its place and is never used.
     """
     steps = range(schedule.batches)
-    firsts = [schedule.first(step) + share(schedule.size(step), job.size, job.rank)[0] for step in steps]
+    firsts = [schedule.first(step) + part.own_samples(schedule.size(step))[0] for step in steps]
     return np.add.outer(firsts, np.arange(rows)).reshape(-1)

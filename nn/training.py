@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -19,19 +20,22 @@ from nn.machine import Machine
 from nn.model import Model
 from nn.operations import Item, Operation
 from nn.options import Options
-from nn.plan import gradient_layout, panels
-from nn.replay import MOST, Gate, Launched, Replayed, Run, Steps, runs
+from nn.panels import gradient_layout, panels
+from nn.plan import RankPart
+from nn.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
-from nn.step import EmptyStep, TrainingStep, bind, training_items
+from nn.step import EmptyStep, Pass, TrainingStep, bind
 from nn.streamed import Streamed, steps_in_chunk
 from nn.update import SgdUpdate
 from pyrt import exchange
 from pyrt.exchange import Exchange
+from pyrt.exchange.choose import Choice
+from pyrt.exchange.in_turn import InTurn
 from pyrt.graphs import Recorder
-from pyrt.job import AgreedError
+from pyrt.job import AgreedError, agreed_by_some
 from pyrt.memory import Arena
-from pyrt.regions import share
+from pyrt.moves import Links
 
 READ_EVERY = 4
 """Steps between two copies of their losses to the host."""
@@ -80,15 +84,17 @@ class Training:
         """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs."""
         self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
         driver, streams, phases = machine.driver, machine.streams, machine.phases
-        self._gradients = Arena(driver, gradient_layout(model.network, options.dtype))
-        self._panels = panels(model.network, self._gradients.layout)
+        self._gradients = Arena(driver, gradient_layout(model.part, options.dtype))
+        self._velocity = Arena(driver, model.parameters.layout) if options.momentum else None
+        self._panels = panels(model.part, self._gradients.layout)
         self._iteration = phases.phase("batch iteration", streams.compute)
         self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1
         reading = phases.phase("losses device -> host")
         self._log = LossLog(driver, streams, reading, self._gradients["loss"], every)
+        start, stop = RankPart(model.part.plan, model.network, 0).own_samples(schedule.batch)
+        self._most_rows = stop - start
         self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
-        self._update = self._make_update()
         self._exchange = self._make_exchange()
         self._most = self._steps_at_once() if graphs else 1
         recorder = Recorder(driver, streams.compute, phases) if graphs else None
@@ -97,7 +103,7 @@ class Training:
         self._ends = [self._batches.together, *([options.print_every] if options.print_every else [])]
 
     def _streamed(self, dataset: Dataset) -> Batches:
-        machine, schedule, rows = self._machine, self._schedule, self._model.activations.rows
+        machine, schedule, rows = self._machine, self._schedule, self._most_rows
         steps = 1  # without threads there is nothing to hand over, and less stays in the caches
         if machine.driver.has_kernels:
             steps = steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
@@ -110,7 +116,7 @@ class Training:
             steps * rows,
             self._helpers(min(_GATHERING, -(-schedule.steps // steps))),
         )
-        return Streamed(feed, schedule, machine.job, rows, self._helpers(_DRAWING))
+        return Streamed(feed, schedule, self._model.part, rows, self._helpers(_DRAWING))
 
     def _resident(self, dataset: Dataset) -> Batches:
         machine, schedule = self._machine, self._schedule
@@ -121,7 +127,7 @@ class Training:
             dataset.images[: schedule.used],
             dataset.labels[: schedule.used],
             schedule,
-            self._model.activations.rows,
+            self._most_rows,
             self._helpers(_DRAWING),
         )
 
@@ -131,78 +137,85 @@ class Training:
             return [Deferred()]
         return [Worker() for _ in range(max(1, min(most, self._machine.job.threads - 1)))]
 
-    def _make_update(self) -> SgdUpdate:
+    def _make_update(self, ends_steps: bool = True) -> SgdUpdate:
         options, model, machine = self._options, self._model, self._machine
         return SgdUpdate(
             model.network,
             model.parameters,
             self._gradients,
-            Arena(machine.driver, model.parameters.layout) if options.momentum else None,
+            self._velocity,
             options.lr,
             options.momentum,
             options.reg,
             machine.kernels,
-            self._log.ring,
+            self._log.ring if ends_steps else None,
             model.terms,
         )
 
     def _make_exchange(self) -> Exchange:
+        """Of buckets that all ranks sum, and of those that ranks of one shard do; the loss is in the last."""
+        loss_over_all = self._model.part.plan.loss_over_all
+        makers = {True: self._machine.ways.all, False: self._machine.ways.shard}
+        parts = []
+        for over_all in (not loss_over_all, loss_over_all):
+            buckets = [index for index, panel in enumerate(self._panels) if panel.over_all == over_all]
+            if buckets:
+                update = self._make_update(ends_steps=over_all == loss_over_all)
+                parts.append((buckets, self._exchange_of(makers[over_all], buckets, update)))
+        return parts[0][1] if len(parts) == 1 else InTurn(parts)
+
+    def _exchange_of(self, choice: Choice, buckets: Sequence[int], update: SgdUpdate) -> Exchange:
         machine = self._machine
         setting = exchange.Setting(
             machine.driver,
             machine.streams,
-            machine.job,
-            machine.exchange.node,
+            choice.job,
+            choice.node,
             machine.phases,
             self._model.parameters.flat,
             self._gradients.flat,
-            [panel.bucket for panel in self._panels],
-            self._update,
+            [self._panels[index].bucket for index in buckets],
+            update,
         )
-        return exchange.create(machine.exchange.name, setting)
+        with agreed_by_some():
+            return exchange.create(choice.name, setting)
 
     def _steps_at_once(self) -> int:
         """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
         schedule, every = self._schedule, self._options.print_every
-        if not self._exchange.on_device:
+        if not (self._exchange.on_device and self._machine.links.on_device):
             return 1
         return min(MOST, schedule.samples // schedule.batch, self._batches.together, every or MOST)
 
     def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
         """The steps with batches of this size."""
+        links = self._machine.links
         if recorder is None:
-            return Launched(self._make_step(batch, self._exchange), self._exchange)
-        step = self._make_step(batch, Gate(self._exchange, recorder, len(self._panels)))
+            return Launched(self._make_step(batch, self._exchange, links), self._exchange)
+        gate = Gate(self._exchange, recorder, len(self._panels))
+        step = self._make_step(batch, gate, GatedLinks(links, recorder))
         most = self._most if batch == self._schedule.batch else 1
         return Replayed(step, self._exchange, recorder, most)
 
-    def _make_step(self, batch: int, exchange: Exchange) -> TrainingStep | EmptyStep:
-        """This rank's part of such a step."""
+    def _make_step(self, batch: int, exchange: Exchange, links: Links) -> TrainingStep | EmptyStep:
+        """This rank's part of such a step; an empty one where its group gets no sample."""
         machine = self._machine
-        start, stop = share(batch, machine.job.size, machine.job.rank)
+        start, stop = self._model.part.group_samples(batch)
         if start == stop:
             skip = bind(self._batches.skip(), machine.streams, machine.kernels)
             return EmptyStep(
                 self._gradients, len(self._panels), machine.streams, machine.phases, exchange, skip
             )
         items = self._items(batch)
-        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange)
+        return TrainingStep(items, machine.streams, machine.phases, machine.kernels, exchange, links)
 
     def _items(self, batch: int) -> list[Item]:
         """From its images to this rank's gradients."""
         model, machine = self._model, self._machine
-        start, stop = share(batch, machine.job.size, machine.job.rank)
-        items = training_items(
-            model.network,
-            model.parameters,
-            self._gradients,
-            model.activations,
-            self._panels,
-            self._batches.source(start),
-            stop - start,
-            batch,
-            self._options.pixel_scale,
-        )
+        start, stop = model.part.group_samples(batch)
+        source = self._batches.source(model.part.own_samples(batch)[0])
+        work = Pass(model.part, model.parameters, model.activations, source, self._options.pixel_scale)
+        items = work.gradients(self._gradients, self._panels, stop - start, batch)
         # Under --profile each operation is seen by itself.
         return items if self._options.profile else fuse(items, machine.kernels, model.pool, model.known)
 
@@ -210,7 +223,7 @@ class Training:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
         return [
             *(item for item in self._items(self._schedule.batch) if isinstance(item, Operation)),
-            self._update.operation(*(panel.bucket for panel in self._panels), ends_step=True),
+            self._make_update().operation(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
     def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:

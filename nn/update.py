@@ -32,13 +32,13 @@ class SgdUpdate:
         momentum: float,
         reg: float,
         kernels: Kernels | None,
-        ring: LossRing,
+        ring: LossRing | None,
         terms: Mapping[int, Terms] | None = None,
     ) -> None:
         """``velocity`` is needed with momentum only; ``kernels`` is None where NumPy does the work.
 
-        A step ends with its loss in the ``ring``. ``terms`` are those of some layers' weights, which follow
-        them.
+        A step ends with its loss in the ``ring``; without one others end it. ``terms`` are those of some
+        layers' weights, which follow them.
         """
         self._parameters = parameters
         self._gradients = gradients
@@ -54,7 +54,7 @@ class SgdUpdate:
 
         What lies behind the last parameter (the loss) is left alone.
         """
-        if not ends_step and not self._stretches(buckets):
+        if not self._stretches(buckets) and not (ends_step and self._ring):
             return _nothing
         operation = self.operation(*buckets, ends_step=ends_step)
         if self._kernels is not None:
@@ -99,7 +99,7 @@ class SgdUpdate:
         """The same as an operation of a step; there is something to do."""
         stretches = self._stretches(buckets)
         parts = [self._descent(stretches)] if stretches else []
-        if ends_step:
+        if ends_step and self._ring:
             parts.append(keep_loss(self._ring))
         if len(parts) == 1:
             return parts[0]

@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -77,6 +77,12 @@ class Job:
     def size(self) -> int:
         return self.comm.size
 
+    def alone(self) -> Job:
+        """The place of this rank in a job of its own."""
+        from mpi4py import MPI
+
+        return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF)
+
     @property
     def threads(self) -> int:
         """BLAS threads of this rank."""
@@ -119,6 +125,15 @@ class Job:
         """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""
         _print_error(Path(sys.argv[0]).name, message)
         end_from_thread(code)
+
+
+@contextmanager
+def agreed_by_some() -> Iterator[None]:
+    """Within `Job.together`: what the ranks of another job raise here, others of this one know nothing of."""
+    try:
+        yield
+    except AgreedError as error:
+        raise UserError(str(error)) from None
 
 
 def run(main: Callable[[Job], int]) -> NoReturn:

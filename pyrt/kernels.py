@@ -272,11 +272,11 @@ class KernelLibrary:
         return with_constants(flatten(path, self.directories), constants)
 
     def compile(self, wanted: Iterable[tuple[str, Constants]]) -> None:
-        """Fill the cache with these (file, constants), side by side.
+        """Fill the cache with these (file, constants), side by side, each once.
 
         To be called on one rank a node before the others load. Raises UserError with nvcc's words.
         """
-        jobs = [(file, self.source(file, constants)) for file, constants in wanted]
+        jobs = dict.fromkeys((file, self.source(file, constants)) for file, constants in wanted)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda job: self._compile(*job), jobs))
 

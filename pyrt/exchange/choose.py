@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from mpi4py import MPI
@@ -22,8 +22,27 @@ class Choice:
     name: str
     why: str
     """Empty where the user named it."""
+    job: Job
+    """The ranks that exchange."""
     node: MPI.Comm
-    """The ranks that count as those of this rank's node."""
+    """Those of them that count as those of this rank's node."""
+
+    def among(self, color: int) -> Choice:
+        """The same for the ranks that give the same ``color`` alone. Collective.
+
+        Where these are on one node, they need not leave it.
+        """
+        comm = self.job.comm.Split(color, self.job.rank)
+        node, machine = (comm.Split(one.bcast(self.job.rank)) for one in (self.node, self.job.node))
+        job = replace(self.job, comm=comm, node=machine)
+        if comm.size == 1:
+            return Choice("local", self.why, job, node)
+        if self.name not in ("peer", "hierarchical"):
+            return Choice(self.name, self.why, job, node)
+        sizes = set(comm.allgather(node.size))
+        alike = len(sizes) == 1 and 1 not in sizes
+        name = "peer" if node.size == comm.size else "hierarchical" if alike else "host"
+        return Choice(name, self.why, job, node)
 
 
 def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = None) -> Choice:
@@ -34,22 +53,22 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
     """
     node = job.node if ranks_per_node is None else _nodes_of(job, ranks_per_node)
     if job.size == 1:
-        return Choice("local", "", node)
+        return Choice("local", "", job, node)
     if asked != "auto":
-        return Choice(asked, "", node)
+        return Choice(asked, "", job, node)
     if not driver.has_kernels:
-        return Choice("host", "the CPU has no memory of its own", node)
+        return Choice("host", "the CPU has no memory of its own", job, node)
     sizes = job.comm.allgather(node.size)
     smallest, largest = min(sizes), max(sizes)
     obstacle = _no_peers(driver, job, node, largest)
     if not obstacle and largest == job.size:
-        return Choice("peer", "all GPUs reach each other's memory", node)
+        return Choice("peer", "all GPUs reach each other's memory", job, node)
     if not obstacle and 1 < smallest == largest:
-        return Choice("hierarchical", "the GPUs of a node reach each other's memory", node)
+        return Choice("hierarchical", "the GPUs of a node reach each other's memory", job, node)
     obstacle = obstacle or _no_groups(smallest, largest)
     if device.verdict(job, driver).is_proven:
-        return Choice("device", f"{obstacle}; MPI takes device buffers here", node)
-    return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", node)
+        return Choice("device", f"{obstacle}; MPI takes device buffers here", job, node)
+    return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", job, node)
 
 
 def _nodes_of(job: Job, ranks: int) -> MPI.Comm:

@@ -187,7 +187,7 @@ def test_an_activation_goes_into_no_other_product(driver, kernels):
 
 def test_a_bucket_leaves_when_all_of_its_gradients_are_there(kernels, monkeypatch):
     """Biases made by the products of several panels, too: a gradient is NaN until it is made."""
-    monkeypatch.setattr("nn.plan.PANEL_BYTES", 700)
+    monkeypatch.setattr("nn.panels.PANEL_BYTES", 700)
     model = Model(Network((31, 17, 19, 26, 10), "sigmoid", "softmax"), CpuDriver(), None, np.float32, 40)
     model.fill_slot(0, 40)
     gradients = model.gradients.flat.host_view()
@@ -209,7 +209,7 @@ def test_a_bucket_leaves_when_all_of_its_gradients_are_there(kernels, monkeypatc
 @pytest.mark.parametrize("hidden, math", [((48, 40), "float32"), ((40,), "tf32")])
 def test_it_trains_the_network_of_the_reference(driver, kernels, monkeypatch, hidden, math):
     """Of the weights of 48 x 784 and 40 x 48 the first leave in panels. The last batch is a thin one."""
-    monkeypatch.setattr("nn.plan.PANEL_BYTES", 48 * 784 * 2)
+    monkeypatch.setattr("nn.panels.PANEL_BYTES", 48 * 784 * 2)
     options = using(device=driver.name, gemm="mma", math=math, hidden=hidden, batch=45, samples=100, epochs=1)
     assert run(using(options, check=True)).passed
 

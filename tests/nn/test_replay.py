@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nn import feed, placement, plan, streamed
+from nn import feed, panels, placement, streamed
 from nn.batches import Schedule
 from nn.console import Console
 from nn.gemm_versions import runs_gemm
@@ -85,7 +85,7 @@ def ended(driver, tmp_path, monkeypatch):
     images = rng.integers(0, 256, (50, 3, 4)).astype(np.uint8)
     np.savez(tmp_path / "digits.npz", x_train=images, y_train=np.arange(50) % 3)
     folder = join().comm.bcast(tmp_path)
-    monkeypatch.setattr(plan, "PANEL_BYTES", 200)  # two panels of the first layer
+    monkeypatch.setattr(panels, "PANEL_BYTES", 200)  # two panels of the first layer
 
     def run_to_end(console=None, **changes):
         where = {"device": driver.name, "data": str(tmp_path / "digits.npz"), "share_gpus": True}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from nn import data, parameters, plan, reference
+from nn import data, panels, parameters, reference
 from nn.console import Console
 from nn.gemm_versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, runs_gemm
 from nn.network import Network
@@ -291,8 +291,8 @@ def differ_from_the_reference(source, monkeypatch, exchanges, **changes):
     failed = []
     exchanges = exchanges if join().size > 1 else exchanges[:1]
     # A bucket a layer in pieces of a row or two, or panels of a few rows.
-    for cut, (panel_bytes, piece_bytes) in enumerate(((plan.PANEL_BYTES, 90), (300, host.PIECE_BYTES))):
-        monkeypatch.setattr(plan, "PANEL_BYTES", panel_bytes)
+    for cut, (panel_bytes, piece_bytes) in enumerate(((panels.PANEL_BYTES, 90), (300, host.PIECE_BYTES))):
+        monkeypatch.setattr(panels, "PANEL_BYTES", panel_bytes)
         monkeypatch.setattr(host, "PIECE_BYTES", piece_bytes)
         for number, (name, case) in enumerate(CASES.items()):
             # Each exchange meets each case, cut one way or the other.

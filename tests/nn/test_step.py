@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
-from nn import plan, reference
+from nn import panels as panels_module
+from nn import reference
+from nn.activations import Activations
 from nn.feed import Feed
 from nn.network import Network
 from nn.operations import Operation, SumGradients
+from nn.panels import gradient_layout, panels
 from nn.parameters import initial
-from nn.plan import gradient_layout, panels
-from nn.step import Activations, EmptyStep, bind, logits_items, training_items
+from nn.plan import RankPart
+from nn.step import EmptyStep, Pass, bind
 from pyrt.driver.cpu import CpuDriver
 from pyrt.memory import Arena, Layout
 from pyrt.phases import Phases
@@ -25,36 +28,28 @@ class Model:
     def __init__(self, network, driver, kernels, dtype, rows):
         rng = np.random.default_rng(0)
         self.network, self.driver, self.kernels, self.dtype = network, driver, kernels, np.dtype(dtype).name
+        self.part = RankPart.alone(network)
         self.streams = Streams(driver)
         self.host = initial(network, self.dtype, 0)
         for layer in network.layers:
             self.host[f"b{layer}"] = rng.normal(0, 1, network.sizes[layer]).astype(dtype)
         self.parameters = Arena(driver, Layout(network.shapes, self.dtype))
         self.parameters.set(self.host)
-        self.gradients = Arena(driver, gradient_layout(network, self.dtype))
-        self.panels = panels(network, self.gradients.layout)
-        self.activations = Activations(self.parameters, network, rows)
+        self.gradients = Arena(driver, gradient_layout(self.part, self.dtype))
+        self.panels = panels(self.part, self.gradients.layout)
+        self.activations = Activations(self.parameters, self.part, rows)
         self.images = rng.integers(0, 256, (rows, network.sizes[0]), np.uint8)
         self.labels = rng.integers(0, network.classes, rows).astype(np.int32)
         copying = Phases(0.0).phase("copying")
         self.slot = Feed(driver, self.streams, copying, self.images, self.labels, rows).slot(0)
+        self.work = Pass(self.part, self.parameters, self.activations, self.slot, 255.0)
 
     def fill_slot(self, start, stop):
         self.slot.images.rows(0, stop - start).set(self.images[start:stop])
         self.slot.labels.rows(0, stop - start).set(self.labels[start:stop])
 
     def items(self, rows, batch):
-        return training_items(
-            self.network,
-            self.parameters,
-            self.gradients,
-            self.activations,
-            self.panels,
-            self.slot,
-            rows,
-            batch,
-            255.0,
-        )
+        return self.work.gradients(self.gradients, self.panels, rows, batch)
 
     def run(self, items):
         for item in items:
@@ -86,7 +81,7 @@ def model(request, dtype):
 @pytest.fixture
 def many_panels(monkeypatch):
     """Cut the gradients of even the smallest layers into panels of a few rows."""
-    monkeypatch.setattr(plan, "PANEL_BYTES", 100)
+    monkeypatch.setattr(panels_module, "PANEL_BYTES", 100)
 
 
 def truth(model, rows):
@@ -130,12 +125,10 @@ def test_the_parts_of_a_batch_add_up_to_its_gradients(model, dtype, ranks):
 def test_logits_are_those_of_the_reference(model, dtype):
     model = model((9, 8, 6, 4), "tanh")
     model.fill_slot(2, 11)
-    model.run(
-        logits_items(model.network, model.parameters, model.activations, model.slot, rows=9, scale=255.0)
-    )
+    model.run(model.work.logits(9))
     parameters = {name: array.astype(float) for name, array in model.host.items()}
     _, expected = reference.forward(parameters, model.images[2:11] / 255, "tanh")
-    logits = model.activations.A[-1].rows(0, 9).to_host()
+    logits = model.activations.taken(3, 9).to_host()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=10 * TOLERANCE[dtype.name])
 
 

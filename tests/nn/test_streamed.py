@@ -10,7 +10,9 @@ from nn.ahead import Deferred, Worker
 from nn.batches import Schedule
 from nn.feed import Feed
 from nn.launches import LossRing
+from nn.network import Network
 from nn.operations import Operation
+from nn.plan import Plan, RankPart
 from nn.resident import Resident
 from nn.step import bind
 from nn.streamed import CHUNK_BYTES, Streamed, steps_in_chunk
@@ -90,7 +92,8 @@ def batches_of(way, place, schedule, job, rows):
     helpers = [place.helper() for _ in range(3)]
     chunk = rows * int(way.split()[1])
     feed = Feed(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
-    return Streamed(feed, schedule, job, rows, [place.helper(), place.helper()])
+    part = RankPart(Plan.data(job.size, 1), Network((IMAGES.shape[1], 1), "tanh", "softmax"), job.rank)
+    return Streamed(feed, schedule, part, rows, [place.helper(), place.helper()])
 
 
 @pytest.mark.parametrize("way", WAYS)

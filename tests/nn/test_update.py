@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from nn import plan
+from nn import panels as panels_module
 from nn.launches import Kernels, LossRing
 from nn.network import Network
-from nn.plan import gradient_layout, panels
+from nn.panels import gradient_layout, panels
+from nn.plan import RankPart
 from nn.tensor_cores import Terms
 from nn.update import SgdUpdate
 from pyrt.driver.cpu import CpuDriver
@@ -14,6 +15,7 @@ from pyrt.exchange import Bucket
 from pyrt.memory import Arena, DeviceArray, Layout
 
 NETWORK = Network((13, 7, 5, 3), "sigmoid", "softmax")
+ALONE = RankPart.alone(NETWORK)
 RATE, REG, STEPS = 0.3, 0.05, 4
 
 
@@ -52,13 +54,13 @@ def descend(start, gradients, momentum):
 def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
     place, dtype, monkeypatch, momentum, panel_bytes
 ):
-    monkeypatch.setattr(plan, "PANEL_BYTES", panel_bytes)
+    monkeypatch.setattr(panels_module, "PANEL_BYTES", panel_bytes)
     driver, kernels = place
     rng = np.random.default_rng(0)
     start, gradients = random(rng), [random(rng) for _ in range(STEPS)]
     parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
     parameters.set(start)
-    device_gradients = Arena(driver, gradient_layout(NETWORK, dtype.name))
+    device_gradients = Arena(driver, gradient_layout(ALONE, dtype.name))
     velocity = Arena(driver, parameters.layout) if momentum else None
     update = SgdUpdate(
         NETWORK,
@@ -71,7 +73,7 @@ def test_updates_of_all_buckets_are_the_descent_of_all_parameters(
         kernels,
         ring_of(driver, dtype.name),
     )
-    cuts = panels(NETWORK, device_gradients.layout)
+    cuts = panels(ALONE, device_gradients.layout)
     assert len(cuts) == 3 or panel_bytes == 100
     calls = [update.bind(panel.bucket) for panel in cuts]
     stream = driver.create_stream()
@@ -90,10 +92,10 @@ def test_padding_stays_zero():
     """It takes part in the sums over ranks: it must never become a number that is not finite."""
     driver = CpuDriver()
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
-    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    gradients = Arena(driver, gradient_layout(ALONE, "float32"))
     parameters.set(random(np.random.default_rng(0)))
     update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, None, ring_of(driver, "float32"))
-    for panel in panels(NETWORK, gradients.layout):
+    for panel in panels(ALONE, gradients.layout):
         update.bind(panel.bucket)(None)
     padding = np.ones(parameters.layout.size, bool)
     for name in NETWORK.shapes:
@@ -111,7 +113,7 @@ def test_pieces_of_buckets_give_the_bits_of_whole_ones(place, dtype, momentum, s
     for cut in (False, True):
         rng = np.random.default_rng(0)
         parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
-        gradients = Arena(driver, gradient_layout(NETWORK, dtype.name))
+        gradients = Arena(driver, gradient_layout(ALONE, dtype.name))
         velocity = Arena(driver, parameters.layout) if momentum else None
         parameters.set(random(rng))
         ring = ring_of(driver, dtype.name)
@@ -120,7 +122,7 @@ def test_pieces_of_buckets_give_the_bits_of_whole_ones(place, dtype, momentum, s
         update = SgdUpdate(
             NETWORK, parameters, gradients, velocity, RATE, momentum, REG, kernels, ring, with_terms
         )
-        buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
+        buckets = [panel.bucket for panel in panels(ALONE, gradients.layout)]
         if cut:
             buckets = [piece for bucket in buckets for piece in pieces_of(bucket, size)]
         calls = [update.bind(bucket) for bucket in buckets]
@@ -144,7 +146,7 @@ def test_refreshed_terms_are_those_that_the_update_leaves(driver, library):
     """Of any number of layers; without terms, or in NumPy, there is nothing to do."""
     kernels, stream = Kernels(library, np.float32), driver.create_stream()
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
-    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    gradients = Arena(driver, gradient_layout(ALONE, "float32"))
     parameters.set(random(np.random.default_rng(0)))
     gradients.set({**random(np.random.default_rng(1)), "loss": np.ones(1)})
     ring = ring_of(driver, "float32")
@@ -160,7 +162,7 @@ def test_refreshed_terms_are_those_that_the_update_leaves(driver, library):
         return [each.array.to_host().tobytes() for each in terms.values()]
 
     updated = empty(1, 2, 3)
-    made(updated).bind(*(panel.bucket for panel in panels(NETWORK, gradients.layout)))(stream)
+    made(updated).bind(*(panel.bucket for panel in panels(ALONE, gradients.layout)))(stream)
     for layers in ((), (2,), (1, 3), (1, 2, 3)):
         refreshed = empty(*layers)
         made(refreshed, None).refresh()(stream)
@@ -170,14 +172,14 @@ def test_refreshed_terms_are_those_that_the_update_leaves(driver, library):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_as_an_operation_it_costs_what_it_reads_and_writes(monkeypatch, momentum):
-    monkeypatch.setattr(plan, "PANEL_BYTES", 100)
+    monkeypatch.setattr(panels_module, "PANEL_BYTES", 100)
     driver = CpuDriver()
     parameters = Arena(driver, Layout(NETWORK.shapes, "float32"))
-    gradients = Arena(driver, gradient_layout(NETWORK, "float32"))
+    gradients = Arena(driver, gradient_layout(ALONE, "float32"))
     velocity = Arena(driver, parameters.layout) if momentum else None
     terms, ring = {1: Terms.empty(driver, 3, 7, 13)}, ring_of(driver, "float32")
     update = SgdUpdate(NETWORK, parameters, gradients, velocity, RATE, momentum, REG, None, ring, terms)
-    buckets = [panel.bucket for panel in panels(NETWORK, gradients.layout)]
+    buckets = [panel.bucket for panel in panels(ALONE, gradients.layout)]
     whole = update.operation(*buckets)
     size = sum(min(stop, parameters.layout.size) - start for start, stop in buckets)
     weights = 7 * 13 + 5 * 7 + 3 * 5
@@ -203,12 +205,15 @@ def test_one_update_ends_the_step(place, dtype, buckets):
     """It may have no parameters."""
     driver, kernels = place
     parameters = Arena(driver, Layout(NETWORK.shapes, dtype))
-    gradients, ring = Arena(driver, gradient_layout(NETWORK, dtype.name)), ring_of(driver, dtype.name)
+    gradients, ring = (
+        Arena(driver, gradient_layout(ALONE, dtype.name)),
+        ring_of(driver, dtype.name),
+    )
     parameters.set(random(np.random.default_rng(0)))
     gradients.set({**random(np.random.default_rng(1)), "loss": np.ones(1)})
     before = parameters.to_host()
     update = SgdUpdate(NETWORK, parameters, gradients, None, RATE, 0.0, REG, kernels, ring)
-    cuts = [panel.bucket for panel in panels(NETWORK, gradients.layout)][:buckets]
+    cuts = [panel.bucket for panel in panels(ALONE, gradients.layout)][:buckets]
     update.bind(*cuts, ends_step=True)(driver.create_stream())
     driver.synchronize()
     assert (ring.losses.to_host().tolist(), ring.place.to_host().tolist()) == ([0.5, 0, 0], [1])

@@ -179,3 +179,28 @@ def test_more_ranks_a_node_than_kernels_are_made_for(
     choice = chosen(own, job)
     assert choice.name == "device"
     assert choice.why.startswith("more than 2 ranks on a node; ")
+
+
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize(
+    ("asked", "ranks_per_node", "colors", "name"),
+    [
+        ("peer", None, 2, "peer"),
+        ("hierarchical", 2, 2, "peer"),  # ranks 0 and 1, 2 and 3: each on one node
+        ("host", None, 2, "host"),
+        ("peer", None, 4, "local"),
+    ],
+)
+def test_some_ranks_exchange_as_all_do_or_within_their_node(
+    own: EmulatedDriver, job: Job, asked: str, ranks_per_node: int | None, colors: int, name: str
+) -> None:
+    some = chosen(own, job, ranks_per_node, asked).among(job.rank * colors // 4)
+    assert (some.name, some.job.size, some.job.node.size) == (name, 4 // colors, 4 // colors)
+    assert some.job.comm.allgather(job.rank)[0] == job.rank // (4 // colors) * (4 // colors)
+
+
+@pytest.mark.parallel([4])
+def test_some_ranks_of_several_nodes_have_theirs(own: EmulatedDriver, job: Job) -> None:
+    """Ranks 0 and 2, 1 and 3: each alone on its node."""
+    some = chosen(own, job, 2, "hierarchical").among(job.rank % 2)
+    assert (some.name, some.node.size, some.job.size) == ("host", 1, 2)

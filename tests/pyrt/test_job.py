@@ -127,12 +127,15 @@ class TestEnd:
         assert done.returncode == 3
         assert set(exit_codes(tmp_path)) == {3}
 
-    def test_an_agreed_error_is_printed_once_and_ends_all_ranks_with_2(self, tmp_path: Path) -> None:
-        done = end(start(3, "agreed_error", tmp_path))
+    @pytest.mark.parametrize(("name", "finder"), [("agreed_error", 1), ("error_of_some", 0)])
+    def test_an_agreed_error_is_printed_once_and_ends_all_ranks_with_2(
+        self, name: str, finder: int, tmp_path: Path
+    ) -> None:
+        done = end(start(3, name, tmp_path))
         assert done.returncode == 2
         assert set(exit_codes(tmp_path)) == {2}
         ours = [line for line in done.stderr.splitlines() if "jobs.py" in line]
-        assert ours == ["jobs.py: error: rank 1 finds a mistake: correct it"]
+        assert ours == [f"jobs.py: error: rank {finder} finds a mistake: correct it"]
         assert "Traceback" not in done.stderr
 
     def test_an_error_that_one_rank_alone_knows_ends_the_job(self, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from pyrt.errors import UserError
-from pyrt.job import Job, join, run
+from pyrt.job import Job, agreed_by_some, join, run
 
 
 def describe(job: Job) -> int:
@@ -48,6 +48,14 @@ def agreed_error(job: Job) -> int:
         pass
     with job.together(), job.together():
         if job.rank >= job.size - 2:
+            raise UserError(f"rank {job.rank} finds a mistake: correct it")
+    return 0
+
+
+def error_of_some(job: Job) -> int:
+    """Two ranks, each a job of its own, raise what the third knows nothing of."""
+    with job.together(), agreed_by_some(), job.alone().together():
+        if job.rank < 2:
             raise UserError(f"rank {job.rank} finds a mistake: correct it")
     return 0
 

@@ -1,0 +1,36 @@
+"""Several exchanges as one: of buckets that are summed over different ranks.
+
+They take turns in `finish`; the last one ends the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pyrt.exchange import Exchange
+
+
+class InTurn:
+    """Each exchange with its buckets, by their numbers among all."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[int], Exchange]]) -> None:
+        self._exchanges = [exchange for _, exchange in parts]
+        self.name = " and ".join(exchange.name for exchange in self._exchanges)
+        self.on_device = all(exchange.on_device for exchange in self._exchanges)
+        self._ready = {
+            bucket: partial(exchange.ready, place)
+            for buckets, exchange in parts
+            for place, bucket in enumerate(buckets)
+        }
+
+    def ready(self, bucket: int) -> None:
+        self._ready[bucket]()
+
+    def finish(self) -> None:
+        for exchange in self._exchanges:
+            exchange.finish()
+
+    def close(self) -> None:
+        for exchange in self._exchanges:
+            exchange.close()

@@ -1,0 +1,132 @@
+"""Runs under every plan: whatever is split, the trained network is that of the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nn.options import Options
+from nn.plan import SAMPLES, SPLITS, Plan, files
+from nn.run import run
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.job import Job, join
+
+SMALL = Options(hidden=(9, 7), epochs=2, batch=20, samples=47, lr=0.5, reg=0.01, val_fraction=0.0, check=True)
+"""Batches of 20, 20 and 7 samples; units that 2, 3 and 4 ranks cannot share evenly."""
+
+
+@pytest.fixture
+def job() -> Job:
+    return join()
+
+
+@pytest.fixture
+def shared(tmp_path: Path, job: Job) -> Path:
+    """One folder for all ranks."""
+    return job.comm.bcast(tmp_path)
+
+
+@pytest.fixture
+def digits(shared: Path, job: Job) -> str:
+    """50 random images of 3 x 4 pixels in five classes, and 11 to test."""
+    if job.rank == 0:
+        rng = np.random.default_rng(0)
+        images = {f"x_{name}": rng.integers(0, 256, (n, 3, 4), np.uint8) for name, n in SETS.items()}
+        labels = {f"y_{name}": np.arange(n) % 5 for name, n in SETS.items()}
+        np.savez(shared / "digits.npz", **images, **labels)
+    job.comm.barrier()
+    return str(shared / "digits.npz")
+
+
+SETS = {"train": 50, "test": 11}
+
+
+def plans(ranks: int, layers: int) -> list[Plan]:
+    """All of so many ranks that split anything but batches."""
+    return [
+        Plan(ranks // shards, shards, splits)
+        for shards in range(2, ranks + 1)
+        if ranks % shards == 0
+        for splits in itertools.product(SPLITS, repeat=layers)
+        if set(splits) != {SAMPLES}
+    ]
+
+
+def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, bytes]:
+    """The parameters that a run under the plan saves, bit by bit, on rank 0; its check has passed."""
+    path, weights = shared / "plan.json", shared / "weights.npz"
+    if job.rank == 0:
+        files.save(path, plan)
+    report = run(dataclasses.replace(options, plan=str(path), save=weights), job)
+    assert report.passed, f"{plan}\n{report.check}"
+    if job.rank > 0:
+        return {}
+    with np.load(weights) as file:
+        return {name: file[name].tobytes() for name in file.files if name != "run"}
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_plan_trains_the_network_of_the_reference(
+    digits: str, shared: Path, job: Job, dtype: str
+) -> None:
+    options = dataclasses.replace(SMALL, data=digits, device="cpu", dtype=dtype)
+    for plan in plans(job.size, 3):
+        trained(options, plan, shared, job)
+
+
+SOME = {
+    2: [Plan(1, 2, splits) for splits in (("rows", "columns", "samples"), ("samples", "rows", "columns"))],
+    3: [Plan(1, 3, splits) for splits in (("columns", "samples", "rows"), ("rows", "rows", "columns"))],
+    4: [Plan(2, 2, ("rows", "samples", "columns")), Plan(1, 4, ("rows", "columns", "columns"))],
+}
+"""Between them every transition from one split to another."""
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("exchange", ["host", "peer"])
+@pytest.mark.parametrize("graph", [True, False])
+def test_plans_on_a_device(
+    digits: str, shared: Path, job: Job, driver: Driver, exchange: str, graph: bool
+) -> None:
+    """Whichever way activations and gradients go; the same bits with and without graphs, and twice."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange=exchange,
+        graph=graph,
+        momentum=0.5,
+    )
+    for plan in SOME[job.size]:
+        assert trained(options, plan, shared, job) == trained(options, plan, shared, job)
+
+
+@pytest.mark.parallel([4])
+def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
+    digits: str, shared: Path, job: Job
+) -> None:
+    """Scores are of all samples, each counted once; so are the losses of the epochs."""
+    options = dataclasses.replace(SMALL, data=digits, device="cpu", dtype="float64", check=False)
+    expected = job.comm.bcast(run(options, job.alone()) if job.rank == 0 else None)
+    for plan in plans(4, 3)[::5]:
+        if job.rank == 0:
+            files.save(shared / "plan.json", plan)
+        report = run(dataclasses.replace(options, plan=str(shared / "plan.json")), job)
+        assert report.test.loss == pytest.approx(expected.test.loss, rel=1e-12)
+        assert report.test.per_class == expected.test.per_class
+        assert [e.loss for e in report.epochs] == pytest.approx([e.loss for e in expected.epochs], rel=1e-12)
+
+
+@pytest.mark.parallel([3])
+def test_a_plan_that_does_not_fit_ends_all_ranks(digits: str, job: Job) -> None:
+    options = dataclasses.replace(SMALL, data=digits, device="cpu", plan="model", hidden=(2, 7))
+    with pytest.raises(UserError, match="splits the 2 rows of W1 over 3 ranks"):
+        run(options, job)
