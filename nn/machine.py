@@ -40,9 +40,7 @@ class Ways:
     @property
     def moves(self) -> str:
         """How activations move: one of `pyrt.moves`."""
-        if self.group.job.size == 1:
-            return "local"
-        return self.group.name if self.group.name in moves.CHOICES else "host"
+        return moves_among(self.group)
 
 
 @dataclass(frozen=True)
@@ -80,3 +78,10 @@ class Machine:
         with job.together(), agreed_by_some():
             links = moves.create(ways.moves, setting)
         return cls(job, driver, streams, phases, kernels, ways, links)
+
+
+def moves_among(group: Choice) -> str:
+    """How matrices move among ranks that exchange so: one of `pyrt.moves`."""
+    if group.job.size == 1:
+        return "local"
+    return group.name if group.name in moves.CHOICES else "host"

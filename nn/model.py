@@ -6,12 +6,25 @@ import numpy as np
 
 from nn import parameters
 from nn.activations import Activations
+from nn.launches import Kernels
 from nn.machine import Machine
 from nn.options import Options
 from nn.plan import RankPart, whole_parameters
 from nn.tensor_cores import Terms, TermsPool
 from pyrt.job import Job
 from pyrt.memory import Arena, DeviceArray, Layout
+
+
+def layers_with_terms(kernels: Kernels, part: RankPart) -> list[int]:
+    """The layers whose products read their weights as terms."""
+    result = []
+    for layer in part.network.layers:
+        units, inputs = part.shapes[f"W{layer}"]
+        ends = layer == part.network.depth and part.plan.is_data
+        narrow = ends and kernels.prefers_narrow_head(inputs, units)
+        if not narrow and kernels.prefers_terms(units, units, inputs):
+            result.append(layer)
+    return result
 
 
 class Model:
@@ -52,14 +65,10 @@ class Model:
         if kernels is None or not kernels.uses_terms or options.profile:
             return {}
         stream = machine.driver.create_stream()
-        for layer in self.network.layers:
-            units, inputs = self.part.shapes[f"W{layer}"]
-            ends = layer == self.network.depth and self.part.plan.is_data
-            narrow = ends and kernels.prefers_narrow_head(inputs, units)
-            if not narrow and kernels.prefers_terms(units, units, inputs):
-                W = self.parameters[f"W{layer}"]
-                result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
-                kernels.tensor_cores.split((W, result[layer]))(stream)
+        for layer in layers_with_terms(kernels, self.part):
+            W = self.parameters[f"W{layer}"]
+            result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
+            kernels.tensor_cores.split((W, result[layer]))(stream)
         machine.driver.synchronize_stream(stream)
         return result
 

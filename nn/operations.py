@@ -84,7 +84,14 @@ class ActivationBackward:
     activation: str
 
 
-What = Product | Pixels | BiasActivation | Head | ColumnSums | ActivationBackward
+@dataclass(frozen=True)
+class Merged:
+    """What several operations do that became one; None for those that no rewrite asks for."""
+
+    parts: tuple[What | None, ...]
+
+
+What = Product | Pixels | BiasActivation | Head | ColumnSums | ActivationBackward | Merged
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from nn.operations import (
     Compute,
     Head,
     Item,
+    Merged,
     Operation,
     Product,
     SumGradients,
@@ -145,6 +146,7 @@ def merged(
         sum(part.flops for part in parts),
         on_device,
         in_numpy,
+        what=Merged(tuple(part.what for part in parts)),
         tensor_flops=sum(part.tensor_flops for part in parts),
     )
 

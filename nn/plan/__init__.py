@@ -14,7 +14,7 @@ layer; where they do, activations move between the ranks of the group, forward, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -42,6 +42,8 @@ class Plan:
     groups: int
     shards: int
     splits: tuple[str, ...]
+    why: str = field(default="", compare=False)
+    """Empty where the user named it."""
 
     @classmethod
     def data(cls, ranks: int, layers: int) -> Plan:
@@ -117,10 +119,11 @@ class Plan:
                 )
 
     def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
         if self.is_data:
-            return f"data: {self.groups} part(s) of each batch"
+            return f"data: {self.groups} part(s) of each batch{why}"
         splits = ", ".join(f"W{layer} by {split}" for layer, split in enumerate(self.splits, 1))
-        return f"{self.groups} group(s) of {self.shards} shards: {splits}"
+        return f"{self.groups} group(s) of {self.shards} shards: {splits}{why}"
 
 
 @dataclass(frozen=True)

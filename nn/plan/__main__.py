@@ -1,0 +1,155 @@
+"""What a step costs under every sensible plan, and which is best, on a machine that one has or not::
+
+    mpirun -n 4 python -m nn.plan --hidden 4096,4096 --batch 8192
+    python -m nn.plan --hidden 4096,4096 --batch 65536 --ranks 1024 --rates nn/plan/machines/h100.json
+
+Without --rates the machine that this job runs on is measured, once; the ranks are those of the job unless
+--ranks says more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if __package__ and __name__ == "__main__":
+    # The package has loaded NumPy, whose BLAS must be told of this rank's share of the cores when MPI has
+    # started, and before it is loaded (pyrt/job.py): begin again with nothing loaded.
+    os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from pyrt.errors import UserError
+from pyrt.job import Job, run
+
+if TYPE_CHECKING:  # at run time only once MPI has started
+    from nn.plan.rates import Rates
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line; UserError for what makes no sense."""
+    from nn.options import DTYPES
+    from pyrt import devices, exchange
+
+    parser = _Parser(
+        "python -m nn.plan",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--hidden", type=_sizes, default=(512,), metavar="N[,N...]", help="units of the hidden layers")
+    add("--inputs", type=_count, default=784, metavar="N", help="pixels of an image (default: 784)")
+    add("--classes", type=_count, default=10, metavar="N", help="(default: 10)")
+    add("--batch", type=_count, default=3000, metavar="N", help="samples a step, over all ranks")
+    add("--ranks", type=_count, metavar="P", help="GPUs (default: the ranks of this job)")
+    add(
+        "--rates",
+        type=Path,
+        metavar="FILE",
+        help="of a machine (default: measure this one)",
+    )
+    add("--save-rates", type=Path, metavar="FILE", help="write the rates to a JSON file, for --rates")
+    add("--save", type=Path, metavar="FILE", help="write the best plan to a JSON file, for train.py --plan")
+    add("--operations", action="store_true", help="print each operation and move of the best plan too")
+    add("--dtype", choices=DTYPES, help="of all arithmetic (default: float32, or that of the rates)")
+    add("--device", choices=devices.CHOICES, default="auto", help="to measure, as for train.py")
+    add("--share-gpus", action="store_true", help="to measure, as for train.py")
+    add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
+    add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 2**31:
+        raise ValueError
+    return number
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_count(size) for size in text.split(","))
+
+
+_count.__name__ = "whole number"  # argparse names the type in its error
+_sizes.__name__ = "list of whole numbers"
+
+
+def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
+    """From the file, or of this job's machine. Collective; UserError on all ranks."""
+    from nn.plan import rates
+
+    if wanted.rates is None:
+        return _measured(wanted, job)
+    found = None
+    with job.together():
+        if job.rank == 0:
+            found = rates.load(wanted.rates)
+            if wanted.dtype not in (None, found.dtype):
+                raise UserError(f"--dtype {wanted.dtype}: the rates of {wanted.rates} are for {found.dtype}")
+    agreed: Rates = job.comm.bcast(found)
+    return agreed
+
+
+def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
+    from nn.network import Network
+    from nn.plan.paper import Task
+    from nn.plan.probe import Setting, measured
+    from pyrt.devices import open_device
+    from pyrt.exchange.choose import choose
+
+    with contextlib.closing(open_device(wanted.device, job, wanted.share_gpus).driver) as driver:
+        way = choose(wanted.exchange, driver, job, wanted.ranks_per_node)
+        task = Task(Network((1, 1), "sigmoid", "softmax"), 1, wanted.dtype or "float32")
+        return measured(Setting(job, driver, way, task))
+
+
+def main(job: Job) -> int:
+    from nn.files import require_writable
+    from nn.network import Network
+    from nn.plan import files
+    from nn.plan.paper import Task
+    from nn.plan.search import Search
+    from nn.plan.table import operations_table, table
+
+    with contextlib.ExitStack() as stack:
+        if job.rank > 0:  # only rank 0 prints
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        with job.together():
+            wanted = parse(sys.argv[1:])
+            ranks = wanted.ranks or job.size
+            network = Network((wanted.inputs, *wanted.hidden, wanted.classes), "sigmoid", "softmax")
+            for option, path in (("--save", wanted.save), ("--save-rates", wanted.save_rates)):
+                if path is not None and job.rank == 0:
+                    require_writable(option, path)
+        rates = rates_of(wanted, job)
+        with job.together():
+            if job.rank == 0:
+                task = Task(network, wanted.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
+                search = Search(task, ranks, rates)
+                best = search.best()
+                if wanted.save is not None:
+                    files.save(wanted.save, best)
+                if wanted.save_rates is not None:
+                    rates.save("--save-rates", wanted.save_rates)
+                print(table(search, best))
+                if wanted.operations:
+                    print(operations_table(search, best))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,96 @@
+"""What a step costs under some plans, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from nn.plan import Plan
+from nn.plan.cost import Cost, Costing
+from nn.plan.paper import on_paper
+from nn.plan.search import Search
+
+MOST_GRIDS = 6
+"""Of groups and shards, beside the plainest two, that are shown."""
+
+FORK_AND_JOIN = "fork and join"
+
+
+def table(search: Search, best: Plan) -> str:
+    """A row for the plans that people would think of, for the best, and for a fork and a join around every
+    product; then the best in words."""
+    rows = [_row(search, name, cost) for name, cost in costs(search, best)]
+    headers = [
+        *("plan", "GFLOP", "MB sent", "messages", "weights, gradients MB", "activations MB"),
+        *("us", "most of it"),
+    ]
+    formats = ("", ".2f", ".2f", ".0f", ".1f", ".1f", ".0f", "")
+    task, rates = search.task, search.rates
+    lines = [
+        f"A step of {task.network}, batch {task.batch}, {task.dtype}, on {search.ranks} rank(s) of "
+        f"{rates.device.name}: predicted, of the rank that has most to do",
+        f"rates: {rates.about}",
+        tabulate(rows, headers=headers, floatfmt=formats),
+        f"best: {best}",
+    ]
+    return "\n".join(lines)
+
+
+def operations_table(search: Search, plan: Plan) -> str:
+    """What the rank that has most to do does in a step, and with whom."""
+    lines = Costing(on_paper(search.task, plan, search.rates.device), search.rates).lines
+    body = [
+        [
+            line.name,
+            line.flops * 1e-9,
+            line.traffic * 1e-6,
+            line.sent * 1e-6,
+            line.messages,
+            line.seconds * 1e6,
+        ]
+        for line in lines
+    ]
+    headers = ["operation", "GFLOP", "MB read, written", "MB sent", "messages", "us by itself"]
+    return tabulate(body, headers=headers, floatfmt=("", ".3f", ".2f", ".2f", ".0f", ".1f"))
+
+
+def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
+    """Of each row; those that cannot be are left out."""
+    for name, plan in named(search, best).items():
+        cost = search.cost(plan)
+        if cost is not None:
+            yield name, cost
+    forked = search.fork_and_join()
+    if forked is not None:
+        yield FORK_AND_JOIN, forked
+
+
+def named(search: Search, best: Plan) -> dict[str, Plan]:
+    """The plans that people would think of; ``best`` as such if it is none of them."""
+    plans = {"data": search.data}
+    plans.update({f"model, {plan.groups} x {plan.shards}": plan for plan in _grids(search)})
+    return plans if best in plans.values() else {**plans, "best": best}
+
+
+def _grids(search: Search) -> list[Plan]:
+    """Model plans: of one group, and some of several, the smallest groups first."""
+    depth, ranks = search.task.network.depth, search.ranks
+    sizes = [shards for shards in range(2, ranks) if ranks % shards == 0]
+    step = -(-len(sizes) // MOST_GRIDS) or 1
+    chosen = [*sizes[::step], *([ranks] if ranks > 1 else [])]
+    return [Plan.model(ranks // shards, shards, depth) for shards in chosen]
+
+
+def _row(search: Search, name: str, cost: Cost) -> list[object]:
+    memory = cost.memory
+    return [
+        name,
+        cost.flops * 1e-9,
+        cost.sent * 1e-6,
+        cost.messages,
+        (memory.weights + memory.gradients) * 1e-6,
+        memory.activations * 1e-6,
+        cost.seconds * 1e6,
+        cost.bound if search.fits(cost) else f"{cost.bound}; more memory than there is",
+    ]
