@@ -87,7 +87,8 @@ class Options:
     )
     plan: str = _option(
         "data",
-        "what ranks split: data (each batch), model (weights by rows and columns), or a plan's JSON file",
+        "what ranks split: data (each batch), model (weights by rows and columns), auto (what should be "
+        "fastest here, measured once), or a plan's JSON file",
         "PLAN",
     )
     grid: str | None = _option(

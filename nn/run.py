@@ -26,7 +26,9 @@ from nn.model import Model
 from nn.network import Network
 from nn.options import Options
 from nn.plan import RankPart, files
-from nn.plan.choice import choose_plan
+from nn.plan.choice import AUTO, choose_plan, fastest_plan
+from nn.plan.paper import Task
+from nn.plan.probe import Setting
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
@@ -34,7 +36,7 @@ from nn.training import Diverged, Epoch, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
-from pyrt.exchange.choose import choose
+from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
@@ -61,8 +63,11 @@ def run(
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
-        part = _part(options, job, dataset)
-        ways = Ways.of(choose(options.exchange, device.driver, job, options.ranks_per_node), part)
+        with job.together():
+            _require_gemm(options, device.driver)
+        way = choose(options.exchange, device.driver, job, options.ranks_per_node)
+        part = _part(options, job, phases, device.driver, way, dataset)
+        ways = Ways.of(way, part)
         kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
         machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, options.batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
@@ -112,17 +117,31 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
-def _part(options: Options, job: Job, dataset: Dataset) -> RankPart:
-    """What the plan that was asked for gives this rank."""
+def _part(
+    options: Options, job: Job, phases: Phases, driver: Driver, way: Choice, dataset: Dataset
+) -> RankPart:
+    """What the plan that was asked for, or the fastest, gives this rank."""
     sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
     plan = None
     with job.together():
         network = Network(sizes, options.activation, options.head)
-        if job.rank == 0:  # a file may be on this rank's node alone
+        if job.rank == 0 and options.plan != AUTO:  # a file may be on this rank's node alone
             plan = choose_plan(options, network, job.size)
-            if options.save_plan is not None:
-                files.save(options.save_plan, plan)
+    if options.plan == AUTO:
+        with phases.phase("choose plan"):
+            plan = fastest_plan(Setting(job, driver, way, _task(options, network, dataset)))
+    with job.together():
+        if job.rank == 0 and options.save_plan is not None:
+            assert plan is not None
+            files.save(options.save_plan, plan)
     return RankPart(job.comm.bcast(plan), network, job.rank)
+
+
+def _task(options: Options, network: Network, dataset: Dataset) -> Task:
+    """A step of the training, its batch no larger than what there is."""
+    samples = options.samples or split(len(dataset.images), options.val_fraction)
+    batch = max(1, min(options.batch, samples))
+    return Task(network, batch, options.dtype, options.momentum > 0, options.gemm, options.math)
 
 
 def _kernels(
@@ -135,8 +154,6 @@ def _kernels(
     ways: Ways,
 ) -> Kernels | None:
     """The project's kernels, compiled by one rank a node; None where NumPy computes."""
-    with job.together():
-        _require_gemm(options, driver)
     if not driver.has_kernels:
         return None
     with job.together():

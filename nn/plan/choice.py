@@ -1,13 +1,34 @@
-"""The plan of a run: what the user asked for by a word, or by a file."""
+"""The plan of a run: what the user asked for by a word or by a file, or what should be fastest."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from nn.network import Network
 from nn.options import Options
 from nn.plan import Plan, files
+from nn.plan.probe import Setting, measured
+from nn.plan.search import Search
 from pyrt.errors import UserError
+
+AUTO = "auto"
+"""The word for the plan that should be fastest: `fastest_plan`."""
+
+
+def fastest_plan(setting: Setting) -> Plan:
+    """By the cost model, for a step of the setting's task on this job's machine. Collective."""
+    rates, job = measured(setting), setting.job
+    plan = None
+    with job.together():
+        if job.rank == 0:
+            search = Search(setting.task, job.size, rates)
+            best = search.best()
+            costs = search.cost(best), search.cost(search.data)
+            us, data_us = (f"{cost.seconds * 1e6:.0f} us" if cost else "impossible" for cost in costs)
+            plan = replace(best, why=f"predicted {us} a step; data: {data_us}")
+    agreed: Plan = job.comm.bcast(plan)
+    return agreed
 
 
 def choose_plan(options: Options, network: Network, ranks: int) -> Plan:
