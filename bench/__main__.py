@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.program import Parser, require_gpu, start
 
 ON_ONE_GPU = ("gemm", "tiles", "kernels", "step")
-ON_SEVERAL = ("step", "exchange", "overlap")
+ON_SEVERAL = ("step", "exchange", "overlap", "plans")
 """The files of this folder that measure, in the order they run in."""
 
 PROGRAMS = tuple(dict.fromkeys((*ON_ONE_GPU, *ON_SEVERAL)))

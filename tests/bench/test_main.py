@@ -43,16 +43,16 @@ def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpu
     gpus(1)
     assert bench.main([]) == 3
     assert ran == ["gemm", "tiles", "kernels", "step"]
-    left_out = "step, exchange, overlap on several GPUs: left out: there is one\n"
+    left_out = "step, exchange, overlap, plans on several GPUs: left out: there is one\n"
     assert capsys.readouterr().out == left_out
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(2, 2), (4, 4), (8, 4)])
 def test_several_gpus_run_all_in_order_and_answer_the_worst(ran, gpus, capsys, count, ranks):
     gpus(count)
-    assert bench.main([]) == 6
+    assert bench.main([]) == 7
     assert ran[:4] == ["gemm", "tiles", "kernels", "step"]
-    assert ran[4:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap")]
+    assert ran[4:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap", "plans")]
     assert capsys.readouterr().out == ""
 
 
