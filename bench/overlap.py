@@ -144,20 +144,19 @@ def windows(job: Job, case: Case, epochs: int) -> list[float]:
     return ours.wall[:WINDOWS]
 
 
-def buckets(work: Work) -> list[Bucket]:
-    """Those in which the gradients of that network leave."""
+def buckets(work: Work, way: str) -> list[Bucket]:
+    """Those in which the gradients of that network leave by that exchange."""
     from nn.network import Network
     from nn.panels import gradient_layout, panels
     from nn.plan import RankPart
 
     part = RankPart.alone(Network((784, *work.hidden, 10), "sigmoid", "softmax"))
-    return [panel.bucket for panel in panels(part, gradient_layout(part, "float32"))]
+    return [panel.bucket for panel in panels(part, gradient_layout(part, "float32"), way)]
 
 
 def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str, Times]:
     """Each exchange with nothing beside it. Collective."""
-    parts = buckets(work)
-    return {way: slowest(job, exchange.measure(way, driver, job, parts)) for way in ways}
+    return {way: slowest(job, exchange.measure(way, driver, job, buckets(work, way))) for way in ways}
 
 
 def on_one_gpu(job: Job, work: Work, guess: float) -> Times:

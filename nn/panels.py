@@ -1,11 +1,11 @@
-"""Which gradients leave together: a layer's whole, or in row panels."""
+"""Which gradients leave together: a layer's, or those of a row panel where an exchange can begin with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nn.plan import RankPart
-from pyrt.exchange import Bucket
+from pyrt.exchange import OVERLAPPING, Bucket
 from pyrt.memory import Layout
 from pyrt.regions import share
 
@@ -37,8 +37,13 @@ def gradient_layout(part: RankPart, dtype: str) -> Layout:
     return Layout({**part.shapes, "loss": (1,)}, dtype)
 
 
-def panels(part: RankPart, layout: Layout) -> list[Panel]:
-    """The row panels of all layers in the order in which the backward pass makes them.
+def panels(
+    part: RankPart, layout: Layout, exchange: str = "host", shard_exchange: str = "host"
+) -> list[Panel]:
+    """The panels of all layers in the order in which the backward pass makes them.
+
+    They go by these exchanges over all ranks, and over those of a shard. A layer whose exchange does not
+    overlap with the backward pass is one panel: its gradient is one product, and one bucket.
 
     A layer's biases leave with its last panel, and the loss with the last layer, or first where that is
     summed over other ranks: each lies behind the rows that it leaves with. Together the buckets cover every
@@ -49,15 +54,18 @@ def panels(part: RankPart, layout: Layout) -> list[Panel]:
     result = [Panel(LOSS, 0, 0, Bucket(*layout.span("loss")), plan.loss_over_all)] if loss_alone else []
     for layer in reversed(part.network.layers):
         end = "loss" if layer == depth and not loss_alone else f"b{layer}"
-        result += _of_layer(layer, layout, layout.span(end)[1], plan.over_all(layer))
+        over_all = plan.over_all(layer)
+        overlaps = (exchange if over_all else shard_exchange) in OVERLAPPING
+        result += _of_layer(layer, layout, layout.span(end)[1], over_all, overlaps)
     return result
 
 
-def _of_layer(layer: int, layout: Layout, end: int, over_all: bool) -> list[Panel]:
+def _of_layer(layer: int, layout: Layout, end: int, over_all: bool, overlaps: bool) -> list[Panel]:
     rows, columns = layout.shapes[f"W{layer}"]
     first, _ = layout.span(f"W{layer}")
     groups = -(-rows // _ROWS)
-    count = min(groups, max(1, round(rows * columns * layout.dtype.itemsize / PANEL_BYTES)))
+    nbytes = rows * columns * layout.dtype.itemsize
+    count = min(groups, max(1, round(nbytes / PANEL_BYTES))) if overlaps else 1
     result = []
     for index in range(count):
         start, stop = (min(rows, _ROWS * group) for group in share(groups, count, index))

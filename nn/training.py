@@ -86,7 +86,8 @@ class Training:
         driver, streams, phases = machine.driver, machine.streams, machine.phases
         self._gradients = Arena(driver, gradient_layout(model.part, options.dtype))
         self._velocity = Arena(driver, model.parameters.layout) if options.momentum else None
-        self._panels = panels(model.part, self._gradients.layout)
+        exchanges = machine.ways.all.name, machine.ways.shard.name
+        self._panels = panels(model.part, self._gradients.layout, *exchanges)
         self._iteration = phases.phase("batch iteration", streams.compute)
         self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1

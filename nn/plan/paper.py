@@ -124,7 +124,13 @@ class ListedStep:
     """
 
     def __init__(
-        self, task: Task, plan: Plan, driver: Counting, kernels: Kernels | None, rank: int = 0
+        self,
+        task: Task,
+        plan: Plan,
+        driver: Counting,
+        kernels: Kernels | None,
+        rank: int = 0,
+        exchange: str = "host",
     ) -> None:
         self.task, self.plan = task, plan
         self.part = RankPart(plan, task.network, rank)
@@ -138,7 +144,8 @@ class ListedStep:
         gradients = driver.allocated
         self._velocity = Arena(driver, self._parameters.layout) if task.momentum else None
         momentum = driver.allocated
-        self.panels = panels(self.part, self._gradients.layout)
+        ways = (exchange if ranks > 1 else "local" for ranks in (plan.ranks, plan.groups))
+        self.panels = panels(self.part, self._gradients.layout, *ways)
         self.items = self._items(source)
         self.memory = Memory(
             weights - before, gradients - weights, momentum - gradients, driver.allocated - momentum
@@ -189,7 +196,7 @@ class ListedStep:
         return update.operation(*map(covered, buckets))
 
 
-def on_paper(task: Task, plan: Plan, device: Device, rank: int = 0) -> ListedStep:
-    """The step as it would run on such a device."""
+def on_paper(task: Task, plan: Plan, device: Device, rank: int = 0, exchange: str = "host") -> ListedStep:
+    """The step as it would run on such devices, with that exchange where there is one."""
     driver = PaperDriver(device)
-    return ListedStep(task, plan, driver, kernels_on(driver, task), rank)
+    return ListedStep(task, plan, driver, kernels_on(driver, task), rank, exchange)

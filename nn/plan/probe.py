@@ -407,7 +407,7 @@ class _Links:
             with self._lent() as driver:
                 parameters = Arena(driver, Layout(part.shapes, self._dtype))
                 gradients = Arena(driver, gradient_layout(part, self._dtype.name))
-                buckets = [panel.bucket for panel in panels(part, gradients.layout)]
+                buckets = [panel.bucket for panel in panels(part, gradients.layout, group.name)]
                 settings = (None, 0.5, 0.0, 1e-4, self._kernels, None)
                 made_from = exchange.Setting(
                     driver,

@@ -75,7 +75,8 @@ class Search:
     def _look(self, plan: Plan) -> Cost | None:
         try:
             plan.require_fits(self.task.network, self.ranks)
-            return Costing(on_paper(self.task, plan, self.rates.device), self.rates).cost
+            step = on_paper(self.task, plan, self.rates.device, exchange=self.rates.exchange)
+            return Costing(step, self.rates).cost
         except UserError:
             return None
 

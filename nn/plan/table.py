@@ -39,7 +39,9 @@ def table(search: Search, best: Plan) -> str:
 
 def operations_table(search: Search, plan: Plan) -> str:
     """What the rank that has most to do does in a step, and with whom."""
-    lines = Costing(on_paper(search.task, plan, search.rates.device), search.rates).lines
+    lines = Costing(
+        on_paper(search.task, plan, search.rates.device, exchange=search.rates.exchange), search.rates
+    ).lines
     body = [
         [
             line.name,

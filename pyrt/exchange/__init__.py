@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 CHOICES = ("root", "blocking", "host", "device", "peer", "hierarchical")
 
+OVERLAPPING = ("host", "device")
+"""Those that sum the first buckets while the backward pass fills the next: smaller ones help them. To others
+each bucket is but one more."""
+
 QueueWork = Callable[[StreamHandle], object]
 
 

@@ -94,8 +94,8 @@ def test_an_exchange_alone_has_the_buckets_of_training(monkeypatch):
         with pytest.raises(Stop):
             step_options = Options(hidden=hidden, batch=20, epochs=1, device="cpu")
             run(step_options)
-        assert overlap.buckets(Work(hidden, 3)) == [panel.bucket for panel in made["panels"]]
-    assert len(overlap.buckets(Work((2048,), 3))) > 2
+        assert overlap.buckets(Work(hidden, 3), "local") == [panel.bucket for panel in made["panels"]]
+    assert len(overlap.buckets(Work((2048,), 3), "host")) > 2
 
 
 class Stop(Exception):

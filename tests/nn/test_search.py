@@ -89,9 +89,9 @@ def test_a_plan_of_samples_alone_is_called_data():
 def test_a_deep_network_takes_a_few_plans_a_layer(monkeypatch):
     looked_at = []
 
-    def counted(*arguments):
+    def counted(*arguments, **named):
         looked_at.append(arguments)
-        return paper.on_paper(*arguments)
+        return paper.on_paper(*arguments, **named)
 
     monkeypatch.setattr("nn.plan.search.on_paper", counted)
     deep = Task(Network((784, *[64] * 7, 10), "sigmoid", "softmax"), 4096)
