@@ -76,7 +76,7 @@ def test_every_plan_trains_the_network_of_the_reference(
     digits: str, shared: Path, job: Job, dtype: str
 ) -> None:
     options = dataclasses.replace(SMALL, data=digits, device="cpu", dtype=dtype)
-    for plan in plans(job.size, 3):
+    for plan in plans(job.size, 3)[:: 1 if dtype == "float64" else 4]:
         trained(options, plan, shared, job)
 
 
@@ -90,8 +90,7 @@ SOME = {
 
 @pytest.mark.kernels
 @pytest.mark.parallel([2, 3, 4])
-@pytest.mark.parametrize("exchange", ["host", "peer"])
-@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(("exchange", "graph"), [("host", True), ("peer", True), ("peer", False)])
 def test_plans_on_a_device(
     digits: str, shared: Path, job: Job, driver: Driver, exchange: str, graph: bool
 ) -> None:
