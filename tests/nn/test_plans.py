@@ -109,6 +109,24 @@ def test_plans_on_a_device(
         assert trained(options, plan, shared, job) == trained(options, plan, shared, job)
 
 
+@pytest.mark.kernels
+@pytest.mark.parallel([4])
+def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driver) -> None:
+    """Activations move over peer memory, gradients between nodes by MPI, some while a move is under way."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange="hierarchical",
+        ranks_per_node=2,
+    )
+    for splits in (("rows", "rows", "columns"), ("rows", "samples", "columns")):
+        launched = dataclasses.replace(options, graph=False)
+        plan = Plan(2, 2, splits)
+        assert trained(options, plan, shared, job) == trained(launched, plan, shared, job)
+
+
 @pytest.mark.parallel([4])
 def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
     digits: str, shared: Path, job: Job
