@@ -127,6 +127,26 @@ def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driv
         assert trained(options, plan, shared, job) == trained(launched, plan, shared, job)
 
 
+@pytest.mark.kernels
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize("exchange", ["host", "peer"])
+def test_under_a_profile_groups_do_not_wait_for_each_others_moves(
+    digits: str, shared: Path, job: Job, driver: Driver, exchange: str
+) -> None:
+    """One of the groups has no sample of the last batch, and fewer samples to test, in fewer parts."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange=exchange,
+        profile=True,
+        batch=10,
+        samples=11,
+    )
+    trained(options, Plan(2, 2, ("rows", "columns", "columns")), shared, job)
+
+
 @pytest.mark.parallel([4])
 def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
     digits: str, shared: Path, job: Job
