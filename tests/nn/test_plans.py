@@ -147,6 +147,18 @@ def test_under_a_profile_groups_do_not_wait_for_each_others_moves(
     trained(options, Plan(2, 2, ("rows", "columns", "columns")), shared, job)
 
 
+@pytest.mark.kernels
+@pytest.mark.parallel([2])
+def test_mailboxes_are_for_the_samples_that_there_are(
+    digits: str, shared: Path, job: Job, driver: Driver
+) -> None:
+    """Not for those of a batch that is never full."""
+    options = dataclasses.replace(
+        SMALL, data=digits, device=driver.name, share_gpus=True, exchange="peer", batch=10**9
+    )
+    trained(options, Plan(1, 2, ("rows", "columns", "columns")), shared, job)
+
+
 @pytest.mark.parallel([4])
 def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
     digits: str, shared: Path, job: Job
