@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -131,7 +131,8 @@ def measured(setting: Setting) -> Rates:
         return kept
     rates = probe(setting)
     if setting.job.rank == 0:
-        _write(file, key, rates)
+        with suppress(OSError):  # a cache that cannot be written: they are measured again next time
+            _write(file, key, rates)
     return rates
 
 
