@@ -31,7 +31,7 @@ from nn.panels import gradient_layout, panels
 from nn.plan import Plan, RankPart
 from nn.plan.cost import Sent, exchanged, kind, move_kind, moved, products_of
 from nn.plan.paper import Counting, Device, ListedStep, Task, kernels_on
-from nn.plan.rates import EXCHANGE, KINDS, LAYOUTS, Link, Products, Rates, parsed
+from nn.plan.rates import EXCHANGE, KINDS, LAYOUTS, MALFORMED, Link, Products, Rates, parsed
 from nn.required import required
 from nn.tensor_cores import TermsPool
 from nn.update import SgdUpdate
@@ -153,7 +153,7 @@ def _key(setting: Setting) -> dict[str, object]:
 def _read(file: Path) -> Rates | None:
     try:
         return parsed(json.loads(file.read_text())["rates"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or not ours
+    except (OSError, *MALFORMED):  # not there, or not ours
         return None
 
 
