@@ -77,6 +77,8 @@ class PeerLinks:
         return _PeerMove(self, phase_name, move, source, target)
 
     def close(self) -> None:
+        # Graphs do moves in the stream that they are launched into.
+        self.setting.driver.synchronize_stream(self.setting.streams.compute)
         self.mailboxes.close()
 
 

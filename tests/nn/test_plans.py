@@ -12,6 +12,7 @@ import pytest
 from nn.options import Options
 from nn.plan import SAMPLES, SPLITS, Plan, files
 from nn.run import run
+from nn.training import Diverged
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.job import Job, join
@@ -157,6 +158,26 @@ def test_mailboxes_are_for_the_samples_that_there_are(
         SMALL, data=digits, device=driver.name, share_gpus=True, exchange="peer", batch=10**9
     )
     trained(options, Plan(1, 2, ("rows", "columns", "columns")), shared, job)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("exchange", ["host", "peer"])
+def test_a_loss_that_diverges_ends_all_ranks(digits: str, job: Job, driver: Driver, exchange: str) -> None:
+    """They see it while steps behind it are still under way, and do these to their end."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange=exchange,
+        plan="model",
+        lr=1e30,
+        epochs=20,
+        check=False,
+    )
+    with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3"):
+        run(options, job)
 
 
 @pytest.mark.parallel([4])
