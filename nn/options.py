@@ -211,7 +211,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """Options from a command line; UserError for what it does not understand."""
     parser = _Parser(
         prog="train.py",
-        description="Train a fully connected network on GPUs, data-parallel over MPI ranks.",
+        description="Train a fully connected network on GPUs, split over MPI ranks.",
         epilog="Example: mpirun -n 4 python train.py --hidden 512 --batch 3000",
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -128,11 +128,12 @@ class Replayed:
 
 class GatedLinks:
     """Stands before the links while steps are recorded: moves that leave the device are made in each replay,
-    between two graphs."""
+    between two graphs. So are all, where the exchange leaves it: a graph that ends for its calls, while a
+    move is under way, could not hold the rest of the move."""
 
-    def __init__(self, links: Links, recorder: Recorder) -> None:
+    def __init__(self, links: Links, recorder: Recorder, exchange: Exchange) -> None:
         self._links, self._recorder = links, recorder
-        self.name, self.on_device = links.name, links.on_device
+        self.name, self.on_device = links.name, links.on_device and exchange.on_device
 
     def bind(self, name: str, move: Move, source: DeviceArray, target: DeviceArray) -> Bound:
         """As the links'."""

@@ -69,7 +69,8 @@ def run(
         part = _part(options, job, phases, device.driver, way, dataset)
         ways = Ways.of(way, part)
         kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, options.batch)
+        batch = _task(options, part.network, dataset).batch
+        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with closing(machine.links), np.errstate(all="ignore"):
             pipeline = _Pipeline(options, part, machine, dataset, console, device.why)

@@ -194,7 +194,7 @@ class Training:
         if recorder is None:
             return Launched(self._make_step(batch, self._exchange, links), self._exchange)
         gate = Gate(self._exchange, recorder, len(self._panels))
-        step = self._make_step(batch, gate, GatedLinks(links, recorder))
+        step = self._make_step(batch, gate, GatedLinks(links, recorder, gate))
         most = self._most if batch == self._schedule.batch else 1
         return Replayed(step, self._exchange, recorder, most)
 

@@ -113,7 +113,23 @@ def test_every_exchange_is_here() -> None:
 
 @pytest.mark.parametrize(("exchange", "ranks", "killed"), KILLED)
 def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, killed: int) -> None:
-    training = start(exchange, ranks, *ENDLESS)
+    ends_without(start(exchange, ranks, *ENDLESS), killed)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "grid", "killed"),
+    [("host", "1x3", 1), ("device", "1x3", 2), ("peer", "1x3", 1), ("peer", "2x2", 3)],
+)
+def test_a_killed_rank_ends_those_that_share_layers_with_it(
+    start: Start, exchange: str, grid: str, killed: int
+) -> None:
+    """In one group nothing but moves connects the ranks; of several some share neither layers nor weights."""
+    ranks = 3 if grid == "1x3" else 4
+    ends_without(start(exchange, ranks, *ENDLESS, "--plan", "model", "--grid", grid), killed)
+
+
+def ends_without(training: Training, killed: int) -> None:
+    """All ranks, once one of them is killed."""
     os.kill(training.pids[killed], signal.SIGKILL)
     killed_at = time.monotonic()
     done = training.end(LIMIT)
@@ -124,9 +140,10 @@ def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, kil
 
 
 @pytest.mark.parametrize("killed", [0, 2])
-def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, killed: int) -> None:
+@pytest.mark.parametrize("plan", ["data", "model"])
+def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, plan: str, killed: int) -> None:
     """Their launcher, which would end them too, is stopped; it may lose what they said meanwhile."""
-    training = start("peer", 3, *ENDLESS)
+    training = start("peer", 3, *ENDLESS, "--plan", plan)
     launcher = {training.job.pid, *map(parent, training.pids)}
     for pid in launcher:
         os.kill(pid, signal.SIGSTOP)

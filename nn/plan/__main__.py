@@ -1,7 +1,7 @@
 """What a step costs under every sensible plan, and which is best, on a machine that one has or not::
 
     mpirun -n 4 python -m nn.plan --hidden 4096,4096 --batch 8192
-    python -m nn.plan --hidden 4096,4096 --batch 65536 --ranks 1024 --rates nn/plan/machines/h100.json
+    python -m nn.plan --hidden 4096,4096 --batch 65536 --ranks 1024 --rates nn/plan/machines/h100-cluster.json
 
 Without --rates the machine that this job runs on is measured, once; the ranks are those of the job unless
 --ranks says more.

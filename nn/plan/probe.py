@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -31,7 +31,7 @@ from nn.panels import gradient_layout, panels
 from nn.plan import Plan, RankPart
 from nn.plan.cost import Sent, exchanged, kind, move_kind, moved, products_of
 from nn.plan.paper import Counting, Device, ListedStep, Task, kernels_on
-from nn.plan.rates import EXCHANGE, KINDS, LAYOUTS, Link, Products, Rates, parsed
+from nn.plan.rates import EXCHANGE, KINDS, LAYOUTS, MALFORMED, Link, Products, Rates, parsed
 from nn.required import required
 from nn.tensor_cores import TermsPool
 from nn.update import SgdUpdate
@@ -131,7 +131,8 @@ def measured(setting: Setting) -> Rates:
         return kept
     rates = probe(setting)
     if setting.job.rank == 0:
-        _write(file, key, rates)
+        with suppress(OSError):  # a cache that cannot be written: they are measured again next time
+            _write(file, key, rates)
     return rates
 
 
@@ -152,7 +153,7 @@ def _key(setting: Setting) -> dict[str, object]:
 def _read(file: Path) -> Rates | None:
     try:
         return parsed(json.loads(file.read_text())["rates"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or not ours
+    except (OSError, *MALFORMED):  # not there, or not ours
         return None
 
 

@@ -16,7 +16,11 @@ import numpy as np
 
 from nn.data.files import shown
 from nn.files import write_whole
+from nn.gemm_versions import GEMM_VERSIONS
+from nn.options import DTYPES
 from nn.plan.paper import Device
+from nn.tensor_cores import TERMS
+from pyrt import exchange
 from pyrt.errors import UserError
 
 GATHER, TRANSPOSE, REDUCE, SUM, EXCHANGE = KINDS = ("gather", "transpose", "reduce", "sum", "exchange")
@@ -25,6 +29,14 @@ gradients, its sums and its update in it."""
 
 LAYOUTS = ("nn", "nt", "tn")
 """Of a product: which of its operands are transposed."""
+
+_WORDS = {
+    "exchange": ("local", *exchange.CHOICES),
+    "dtype": DTYPES,
+    "gemm": ("auto", *GEMM_VERSIONS),
+    "math": tuple(TERMS),
+}
+"""What some fields may be."""
 
 _LARGEST = 1 << 20
 """Bytes of a file that may hold rates."""
@@ -138,12 +150,16 @@ def load(path: Path) -> Rates:
             return parsed(json.loads(file.read(_LARGEST)))
     except OSError as error:
         raise UserError(f"--rates {shown(path)}: {error.strerror}: give a file of rates") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (*MALFORMED, RecursionError) as error:
         raise UserError(f"--rates {shown(path)}: holds no rates ({error!r:.80}): see docs/plans.md") from None
 
 
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What `parsed` raises."""
+
+
 def parsed(content: dict[str, Any]) -> Rates:
-    """From JSON; ValueError, TypeError or KeyError for what is not `Rates`."""
+    """From JSON; one of `MALFORMED` for what is not `Rates`."""
     values = {**content, "device": Device(**content["device"])}
     if content.get("products") is not None:
         values["products"] = _products(Products(**content["products"]))
@@ -159,6 +175,11 @@ def parsed(content: dict[str, Any]) -> Rates:
     _require(all(rate > 0 for rate in rates.passes_gb_s.values()), "passes_gb_s")
     _require(rates.products is not None or rates.tflop_s > 0, "products or tflop_s")
     _require(int(rates.ranks_per_node) == rates.ranks_per_node > 0, "ranks_per_node")
+    _require(rates.memory_gb >= 0, "memory_gb")
+    for name, choices in _WORDS.items():
+        _require(getattr(rates, name) in choices, name)
+    for name in ("multiprocessors", "shared_memory"):
+        _require(getattr(rates.device, name) >= 0, name)
     return rates
 
 

@@ -112,6 +112,11 @@ class Setting:
     largest: int
     """The most elements that a rank receives in a move: `Move.received`."""
 
+    @property
+    def barrier(self) -> Callable[[], None]:
+        """`Phases.barrier` for the ranks of the group: others may have no samples, and then make no move."""
+        return self.job.comm.Barrier if self.phases.profile else self.phases.barrier
+
 
 class Bound(Protocol):
     """A move of two device arrays, made once and done any number of times."""

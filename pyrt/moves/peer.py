@@ -77,6 +77,8 @@ class PeerLinks:
         return _PeerMove(self, phase_name, move, source, target)
 
     def close(self) -> None:
+        # Graphs do moves in the stream that they are launched into.
+        self.setting.driver.synchronize_stream(self.setting.streams.compute)
         self.mailboxes.close()
 
 
@@ -102,12 +104,12 @@ class _PeerMove:
         plan = in_device_memory(setting.driver, [_packed_plan(links, move, source, target)])
         self._work = kernel.bind((links.blocks,), (links.threads,), plan, links.past)
         self._driver, self._stream = setting.driver, links.stream
-        self._compute, self._phases = setting.streams.compute, setting.phases
+        self._compute, self._barrier = setting.streams.compute, setting.barrier
         self._ready, self._done = (setting.driver.create_event(timing=False) for _ in range(2))
         self._phase = setting.phases.phase(phase_name, links.stream)
 
     def start(self) -> None:
-        self._phases.barrier()
+        self._barrier()
         self._driver.record(self._ready, self._compute)
         self._driver.wait(self._stream, self._ready)
         with self._phase:

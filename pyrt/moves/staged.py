@@ -96,7 +96,7 @@ class StagedMove:
         has, gets = require_fitting(links.setting, move, source, target)
         driver, phase = links.setting.driver, links.setting.phases.phase
         self._links, self._driver, self._job = links, driver, links.setting.job
-        self._phases, self._compute = links.setting.phases, links.setting.streams.compute
+        self._barrier, self._compute = links.setting.barrier, links.setting.streams.compute
         self._ready, self._fetched, self._summed, self._delivered = (
             driver.create_event(timing=False) for _ in range(4)
         )
@@ -183,7 +183,7 @@ class StagedMove:
             self._post_if_fetched()
 
     def finish(self) -> None:
-        self._phases.barrier()
+        self._barrier()
         links, stream = self._links, self._links.stream
         links.is_inside = True
         with self._calls:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,15 @@ def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: py
     with pytest.raises(TypeError):  # there are none for these numbers: they would be measured
         measured(other)
     driver.close()
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_cache_that_cannot_be_written_ends_no_run(
+    shared: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "cache_folder", lambda name: shared / "digits.npz" / name)
+    with closing(open_device("cpu", job, share_gpus=False).driver) as driver:
+        assert measured(Setting(job, driver, choose("auto", driver, job), TASK)).products
 
 
 @pytest.mark.kernels

@@ -12,6 +12,7 @@ import pytest
 from nn.options import Options
 from nn.plan import SAMPLES, SPLITS, Plan, files
 from nn.run import run
+from nn.training import Diverged
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.job import Job, join
@@ -106,6 +107,76 @@ def test_plans_on_a_device(
     )
     for plan in SOME[job.size]:
         assert trained(options, plan, shared, job) == trained(options, plan, shared, job)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([4])
+def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driver) -> None:
+    """Activations move over peer memory, gradients between nodes by MPI, some while a move is under way."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange="hierarchical",
+        ranks_per_node=2,
+    )
+    for splits in (("rows", "rows", "columns"), ("rows", "samples", "columns")):
+        launched = dataclasses.replace(options, graph=False)
+        plan = Plan(2, 2, splits)
+        assert trained(options, plan, shared, job) == trained(launched, plan, shared, job)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize("exchange", ["host", "peer"])
+def test_under_a_profile_groups_do_not_wait_for_each_others_moves(
+    digits: str, shared: Path, job: Job, driver: Driver, exchange: str
+) -> None:
+    """One of the groups has no sample of the last batch, and fewer samples to test, in fewer parts."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange=exchange,
+        profile=True,
+        batch=10,
+        samples=11,
+    )
+    trained(options, Plan(2, 2, ("rows", "columns", "columns")), shared, job)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([2])
+def test_mailboxes_are_for_the_samples_that_there_are(
+    digits: str, shared: Path, job: Job, driver: Driver
+) -> None:
+    """Not for those of a batch that is never full."""
+    options = dataclasses.replace(
+        SMALL, data=digits, device=driver.name, share_gpus=True, exchange="peer", batch=10**9
+    )
+    trained(options, Plan(1, 2, ("rows", "columns", "columns")), shared, job)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("exchange", ["host", "peer"])
+def test_a_loss_that_diverges_ends_all_ranks(digits: str, job: Job, driver: Driver, exchange: str) -> None:
+    """They see it while steps behind it are still under way, and do these to their end."""
+    options = dataclasses.replace(
+        SMALL,
+        data=digits,
+        device=driver.name,
+        share_gpus=True,
+        exchange=exchange,
+        plan="model",
+        lr=1e30,
+        epochs=20,
+        check=False,
+    )
+    with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3"):
+        run(options, job)
 
 
 @pytest.mark.parallel([4])

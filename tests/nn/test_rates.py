@@ -93,6 +93,16 @@ def broken(**changes: object) -> str:
         broken(node={"gather": {"us": 1, "message_us": 1, "gb_s": 1}}),
         broken(network={kind: {"us": 1, "message_us": 1, "gb_s": 0} for kind in KINDS}),
         broken(ranks_per_node=0),
+        broken(ranks_per_node=float("inf")),
+        broken(products={"sizes": [], "us": {layout: [] for layout in LAYOUTS}}),
+        broken(memory_gb="much"),
+        broken(memory_gb=-1),
+        broken(exchange="pigeons"),
+        broken(dtype="float16"),
+        broken(gemm="none"),
+        broken(math="fuzzy"),
+        broken(device={"multiprocessors": "many"}),
+        broken(device={"shared_memory": None}),
     ],
 )
 def test_a_file_that_holds_no_rates_is_refused_in_one_line(tmp_path, text):
