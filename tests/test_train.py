@@ -215,8 +215,8 @@ def test_the_emulated_device_trains_what_the_reference_does():
 @pytest.mark.gpu
 def test_a_gpu_run_prints_device_times(tmp_path):
     report = tmp_path / "report.json"
-    arguments = ["--device", "cuda", "--share-gpus", "--hidden", 64, "--epochs", 3, "--json", report]
-    job = train(2, *arguments, "--check")
+    arguments = ["--device", "cuda", "--share-gpus", "--hidden", 64, "--epochs", 3, "--exchange", "host"]
+    job = train(2, *arguments, "--json", report, "--check")
     assert (job.returncode, job.stderr) == (0, "")
     phases = {row["name"]: row for row in json.loads(report.read_text())["phases"]}
     for name in ("batch iteration", "forward GEMM 1", "backward GEMM 3", "step", "gradients device -> host"):

@@ -133,7 +133,8 @@ class TestEnd:
     ) -> None:
         done = end(start(3, name, tmp_path))
         assert done.returncode == 2
-        assert set(exit_codes(tmp_path)) == {2}
+        # Where one has left, Open MPI's mpirun may stop others that are about to.
+        assert exit_codes(tmp_path)[0] == 2 and set(exit_codes(tmp_path)) <= {2, 143}
         ours = [line for line in done.stderr.splitlines() if "jobs.py" in line]
         assert ours == [f"jobs.py: error: rank {finder} finds a mistake: correct it"]
         assert "Traceback" not in done.stderr

@@ -35,7 +35,11 @@ from pyrt.memory import DeviceArray
 from tests.pyrt.fakes import NotingDriver
 
 PROJECT_FILES = sorted(KERNELS.glob("*.cu"))
-APART = {"pixels.cu": "float32 pixels, whatever REAL is", "batch.cu": "real numbers in a structure"}
+APART = {
+    "pixels.cu": "float32 pixels, whatever REAL is",
+    "batch.cu": "real numbers in a structure",
+    "moves.cu": "real numbers in a structure",
+}
 
 
 def write(folder: Path, **files: str) -> None:
