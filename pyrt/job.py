@@ -123,7 +123,7 @@ class Job:
 
     def stop(self, message: str, code: int) -> NoReturn:
         """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""
-        _print_error(Path(sys.argv[0]).name, message)
+        _print_error(_program(), message)
         end_from_thread(code)
 
 
@@ -138,7 +138,7 @@ def agreed_by_some() -> Iterator[None]:
 
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
-    program = Path(sys.argv[0]).name
+    program = _program()
     _watch_signals(program)
     try:
         job = join()
@@ -163,6 +163,12 @@ def run(main: Callable[[Job], int]) -> NoReturn:
         _print_traceback(program, job)
         _abort(job, 1)
     sys.exit(code)
+
+
+def _program() -> str:
+    """What runs, as errors name it: a file, or a package."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def _abort(job: Job, code: int) -> NoReturn:

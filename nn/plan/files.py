@@ -26,6 +26,8 @@ def load(path: Path) -> Plan:
         with path.open("rb") as file:
             content = json.loads(file.read(_LARGEST))
         groups, shards = content["grid"]
+        if not isinstance(content["layers"], list):
+            raise TypeError
         splits = tuple(content["layers"])
     except OSError as error:
         raise UserError(f"--plan {shown(path)}: {error.strerror}: give data, model, auto or a file") from None

@@ -77,8 +77,8 @@ def named(search: Search, best: Plan) -> dict[str, Plan]:
 
 def _grids(search: Search) -> list[Plan]:
     """Model plans: of one group, and some of several, the smallest groups first."""
-    depth, ranks = search.task.network.depth, search.ranks
-    sizes = [shards for shards in range(2, ranks) if ranks % shards == 0]
+    depth, ranks, widest = search.task.network.depth, search.ranks, max(search.task.network.sizes)
+    sizes = [shards for shards in range(2, min(ranks, widest + 1)) if ranks % shards == 0]
     step = -(-len(sizes) // MOST_GRIDS) or 1
     chosen = [*sizes[::step], *([ranks] if ranks > 1 else [])]
     return [Plan.model(ranks // shards, shards, depth) for shards in chosen]
