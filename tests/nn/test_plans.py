@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,18 +90,22 @@ SOME = {
 """Between them every transition from one split to another."""
 
 
+def on_device(digits: str, driver: Driver, **changes: Any) -> Options:
+    """A small run with kernels, on one device if need be."""
+    options = dataclasses.replace(SMALL, data=digits, device=driver.name, share_gpus=True)
+    return dataclasses.replace(options, **changes)
+
+
 @pytest.mark.kernels
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize(("exchange", "graph"), [("host", True), ("peer", True), ("peer", False)])
 def test_plans_on_a_device(
     digits: str, shared: Path, job: Job, driver: Driver, exchange: str, graph: bool
 ) -> None:
-    """Whichever way activations and gradients go; the same bits with and without graphs, and twice."""
-    options = dataclasses.replace(
-        SMALL,
-        data=digits,
-        device=driver.name,
-        share_gpus=True,
+    """Whichever way activations and gradients go; the same bits twice."""
+    options = on_device(
+        digits,
+        driver,
         exchange=exchange,
         graph=graph,
         momentum=0.5,
@@ -113,11 +118,9 @@ def test_plans_on_a_device(
 @pytest.mark.parallel([4])
 def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driver) -> None:
     """Activations move over peer memory, gradients between nodes by MPI, some while a move is under way."""
-    options = dataclasses.replace(
-        SMALL,
-        data=digits,
-        device=driver.name,
-        share_gpus=True,
+    options = on_device(
+        digits,
+        driver,
         exchange="hierarchical",
         ranks_per_node=2,
     )
@@ -134,11 +137,9 @@ def test_under_a_profile_groups_do_not_wait_for_each_others_moves(
     digits: str, shared: Path, job: Job, driver: Driver, exchange: str
 ) -> None:
     """One of the groups has no sample of the last batch, and fewer samples to test, in fewer parts."""
-    options = dataclasses.replace(
-        SMALL,
-        data=digits,
-        device=driver.name,
-        share_gpus=True,
+    options = on_device(
+        digits,
+        driver,
         exchange=exchange,
         profile=True,
         batch=10,
@@ -153,9 +154,7 @@ def test_mailboxes_are_for_the_samples_that_there_are(
     digits: str, shared: Path, job: Job, driver: Driver
 ) -> None:
     """Not for those of a batch that is never full."""
-    options = dataclasses.replace(
-        SMALL, data=digits, device=driver.name, share_gpus=True, exchange="peer", batch=10**9
-    )
+    options = on_device(digits, driver, exchange="peer", batch=10**9)
     trained(options, Plan(1, 2, ("rows", "columns", "columns")), shared, job)
 
 
@@ -164,11 +163,9 @@ def test_mailboxes_are_for_the_samples_that_there_are(
 @pytest.mark.parametrize("exchange", ["host", "peer"])
 def test_a_loss_that_diverges_ends_all_ranks(digits: str, job: Job, driver: Driver, exchange: str) -> None:
     """They see it while steps behind it are still under way, and do these to their end."""
-    options = dataclasses.replace(
-        SMALL,
-        data=digits,
-        device=driver.name,
-        share_gpus=True,
+    options = on_device(
+        digits,
+        driver,
         exchange=exchange,
         plan="model",
         lr=1e30,
