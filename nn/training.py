@@ -56,7 +56,9 @@ class Diverged(AgreedError):
 
 @dataclass(frozen=True)
 class Epoch:
-    """Mean loss over an epoch's samples while it trained, precision after it, seconds it took.
+    """Mean loss over an epoch's samples while it trained; validation after it; seconds it took.
+
+    ``validation_loss`` is None where it is not finite.
 
     Without validation these count from one epoch's last loss to the next one's, which the host reads some
     steps later: those of a few short epochs mean little.
@@ -65,6 +67,7 @@ class Epoch:
     epoch: int
     loss: float
     validation_precision: float | None
+    validation_loss: float | None
     seconds: float
 
 
@@ -298,9 +301,12 @@ class _EpochLog:
 
     def _end(self, number: int) -> None:
         loss, self._total = self._total / self._schedule.samples, 0.0
-        precision = self._validation.scores().precision if self._validation is not None else None
+        scores = self._validation.scores() if self._validation is not None else None
+        precision, held_out = (scores.precision, scores.loss) if scores is not None else (None, None)
+        if held_out is not None and not math.isfinite(held_out):
+            held_out = None  # the next step's loss will say so, or the parameters
         started, self._started = self._started, time.perf_counter()
-        self.epochs.append(Epoch(number, loss, precision, self._started - started))
+        self.epochs.append(Epoch(number, loss, precision, held_out, self._started - started))
         self._console.say(_epoch_line(self.epochs[-1], self._schedule.epochs))
 
 

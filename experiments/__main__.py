@@ -1,0 +1,117 @@
+"""All studies, or some, and the page: python3 -m experiments [STUDY ..]
+
+A study that was stopped goes on where it was, if machine and code are the same; what was measured before
+stays on the page. To measure anew, remove its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from tqdm import tqdm
+
+from bench.program import Parser, start
+from experiments import STUDIES
+from experiments.study import FAILED, FULL, MOST_GPUS, SIZES, SMALL, Section, Setup, Study
+from pyrt.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.page import Part
+    from experiments.results import Results
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = Parser("experiments", __doc__)
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"{', '.join(STUDIES)} (default: all)")
+    parser.add_argument(
+        "--size", choices=SIZES, help=f"(default: {FULL} where there is a GPU, else {SMALL}, on the CPU)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="FOLDER", help="(default: report)"
+    )
+    parser.add_argument(
+        "--draw", action="store_true", help="measure nothing: make the page anew from what was measured"
+    )
+    return parser
+
+
+def study_of(name: str) -> Study:
+    return cast(Study, importlib.import_module(f"experiments.{name}"))
+
+
+def measure(name: str, study: Study, setup: Setup, results: Results) -> None:
+    """All points that are not there yet; what is there is kept, whatever happens."""
+    points = study.points(setup)
+    missing = [point for point in points if not results.has(point)]
+    bar = tqdm(total=len(points), initial=len(points) - len(missing), desc=f"{name:11s}", unit="point")
+    with bar:
+        for point, rows in study.take(missing, setup):
+            results.add(point, rows)
+            bar.update()
+
+
+def part_of(name: str, study: Study, folder: Path) -> Part:
+    """The study's section, drawn from what was measured; where nothing was it only says so."""
+    from experiments.page import Part
+    from experiments.results import Results
+
+    results, section = Results(folder, study.COLUMNS), Section()
+    if not results.about:
+        return Part(name, study.TITLE, study.QUESTION, section, ["it was not run"], {}, folder)
+    setup, frame = Setup(**results.about["setup"], folder=folder), results.frame()
+    failed = frame[frame[FAILED].notna()]
+    missing = [
+        *study.missing(setup),
+        *(f"{len(rows)} of its points: {why}" for why, rows in failed.groupby(FAILED)),
+    ]
+    section = study.section(frame[frame[FAILED].isna()], setup)
+    return Part(name, study.TITLE, study.QUESTION, section, missing, results.about["machine"], folder)
+
+
+def run(name: str, study: Study, folder: Path, size: str | None) -> None:
+    """Measure what is not there yet."""
+    from experiments import machine
+    from experiments.results import Results
+
+    gpus = min(machine.gpus(), MOST_GPUS)
+    there_is = {
+        "size": size or (FULL if gpus else SMALL),
+        "gpus": gpus,
+        "cores": machine.cores(),
+        "emulates": machine.emulates(),
+    }
+    results = Results(folder, study.COLUMNS)
+    results.begin({"machine": machine.about(), "setup": there_is})
+    measure(name, study, Setup(**there_is, folder=folder), results)
+
+
+def main(arguments: Sequence[str]) -> int:
+    wanted = parser().parse_args(arguments)
+    for name in wanted.studies:
+        if name not in STUDIES:
+            raise UserError(f"no study is called {name}: there are {', '.join(STUDIES)}")
+    try:
+        from experiments import page
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed: `make report` installs what it needs") from None
+    out, started = wanted.out.resolve(), time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    for name in () if wanted.draw else wanted.studies or STUDIES:
+        run(name, study_of(name), out / name, wanted.size)
+    took = f"{time.perf_counter() - started:.0f} s"
+    parts = [part_of(name, study_of(name), out / name) for name in STUDIES]
+    for part in parts:
+        if part.machine:
+            page.write_markdown(part)
+    page.write(out / "index.html", parts)
+    print(f"{wanted.out / 'index.html'}: written after {took} of measurements")
+    return 0
+
+
+if __name__ == "__main__":
+    start("experiments", main)

@@ -1,0 +1,241 @@
+"""How training converges: loss and precision over learning rate, hidden size, batch and epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from experiments import figures, jobs
+from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pyrt.job import Job
+
+TITLE = "Convergence"
+QUESTION = (
+    "Which learning rate, width and batch get furthest, how fast, and where does training begin to learn its "
+    "samples by heart? Each run trains on the embedded digits (4,000 for training, a tenth of them held out "
+    "for validation, 1,000 for the test), one hidden layer, float32, seed 0."
+)
+COLUMNS = (
+    *("varied", "lr", "hidden", "batch", "epochs", "device"),
+    *("epoch", "loss", "validation_loss", "validation_precision", "test_precision"),
+)
+
+BASE: Point = {"lr": 1.0, "hidden": 128, "batch": 400}
+"""Varied one or two at a time."""
+
+GOOD = 0.9
+"""Validation precision that is waited for."""
+
+
+class Extent(NamedTuple):
+    """What is varied."""
+
+    rates: tuple[float, ...]
+    hidden: tuple[int, ...]
+    batches: tuple[int, ...]
+    epochs: int
+    long: int
+    """Epochs of the runs that look for overfitting."""
+
+
+EXTENTS = {
+    "small": Extent((1e-3, 1e-1, 1.0, 10.0), (16, 128, 512), (100, 800), 6, 15),
+    "full": Extent(
+        (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0, 10.0),
+        (16, 32, 64, 128, 256, 512, 1024, 2048),
+        (50, 100, 200, 400, 800, 1600, 3600),
+        30,
+        200,
+    ),
+}
+
+
+def points(setup: Setup) -> list[Point]:
+    extent = EXTENTS[setup.size]
+    common = {**BASE, "epochs": extent.epochs, "device": setup.device}
+    found = [
+        *(
+            {"varied": "rate", **common, "lr": lr, "hidden": hidden}
+            for lr in extent.rates
+            for hidden in extent.hidden
+        ),
+        *(
+            {"varied": "batch", **common, "lr": lr, "batch": batch}
+            for lr in extent.rates
+            for batch in extent.batches
+        ),
+    ]
+    long = {**common, "epochs": extent.long, "batch": min(extent.batches)}
+    found += [
+        {"varied": "epochs", **long, "hidden": hidden} for hidden in (min(extent.hidden), max(extent.hidden))
+    ]
+    return found
+
+
+def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
+    return jobs.measured(__name__, points, setup)
+
+
+def measure(point: Point, job: Job, folder: Path) -> list[Row]:
+    """A row an epoch; a loss that is not finite ends it with one of infinite loss."""
+    from nn.options import Options
+    from nn.run import run
+    from nn.training import Diverged
+
+    options = Options(
+        hidden=(point["hidden"],),
+        lr=point["lr"],
+        batch=point["batch"],
+        epochs=point["epochs"],
+        device=point["device"],
+    )
+    try:
+        report = run(options, job)
+    except Diverged:
+        return [{"epoch": 1, "loss": math.inf, "validation_precision": 0.0, "test_precision": 0.0}]
+    precision = report.test.precision if report.test is not None else None
+    return [
+        {
+            "epoch": epoch.epoch,
+            "loss": epoch.loss,
+            "validation_loss": epoch.validation_loss,
+            "validation_precision": epoch.validation_precision,
+            "test_precision": precision,
+        }
+        for epoch in report.epochs
+    ]
+
+
+def missing(setup: Setup) -> list[str]:
+    return []
+
+
+def section(rows: pd.DataFrame, setup: Setup) -> Section:
+    result = Section()
+    for varied, draw in (("rate", _rates), ("batch", _batches), ("epochs", _overfitting)):
+        mine = rows[rows.varied == varied]
+        if len(mine):
+            draw(mine, setup, result)
+    return result
+
+
+def _last(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each run the row of its last epoch."""
+    return rows.sort_values("epoch").groupby(["lr", "hidden", "batch"], as_index=False).last()
+
+
+def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
+    last, epochs = _last(rows), rows.epoch.max()
+    best = last.loc[last.validation_precision.idxmax()]
+    result.findings.append(
+        f"After {epochs} epochs the best of {len(last)} runs, learning rate {best.lr:g} with {best.hidden} "
+        f"hidden units, has a validation precision of {best.validation_precision:.3f} and a test precision "
+        f"of {best.test_precision:.3f}."
+    )
+    figure, axes = figures.canvas()
+    table = last.pivot(index="hidden", columns="lr", values="validation_precision")
+    table = table.rename_axis(index="hidden units", columns="learning rate")
+    figures.heatmap(axes, table, "{:.2f}", "validation precision", vmin=0, vmax=1)
+    caption = (
+        f"Validation precision after {epochs} epochs over learning rate and hidden size, batch "
+        f"{BASE['batch']}. Too small a rate has not got there yet; too large a one jumps about (0: the loss "
+        "became infinite)."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "rates"), caption))
+    _curves(rows[rows.hidden == BASE["hidden"]], setup, result)
+    _speed(rows, setup, result)
+
+
+def _curves(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
+    figure, axes = figures.canvas()
+    for number, (rate, run) in enumerate(rows.groupby("lr")):
+        axes.plot(run.epoch, run.loss, label=f"{rate:g}", **figures.style(number), markevery=0.2)
+    axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    axes.legend(title="learning rate", ncols=2)
+    caption = (
+        f"Mean training loss of each epoch, {BASE['hidden']} hidden units, batch {BASE['batch']}: a curve "
+        "for each learning rate."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "curves"), caption))
+
+
+def _speed(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
+    """Epochs until the validation set is known well."""
+    there = rows[rows.validation_precision >= GOOD].groupby(["hidden", "lr"], as_index=False).epoch.min()
+    if not len(there):
+        result.findings.append(
+            f"No run reached a validation precision of {GOOD} in {rows.epoch.max()} epochs."
+        )
+        return
+    fastest = there.loc[there.groupby("hidden").epoch.idxmin()]
+    table = fastest.rename(
+        columns={"hidden": "hidden units", "lr": "fastest learning rate", "epoch": "epochs"}
+    )
+    result.tables.append(
+        Table(f"The learning rate that reaches a validation precision of {GOOD} first.", table)
+    )
+    first = there.loc[there.epoch.idxmin()]
+    result.findings.append(
+        f"Validation precision {GOOD} is reached first by learning rate {first.lr:g} with {first.hidden:.0f} "
+        f"hidden units, in {first.epoch:.0f} epoch(s)."
+    )
+    figure, axes = figures.canvas()
+    for number, (hidden, run) in enumerate(there.groupby("hidden")):
+        axes.plot(run.lr, run.epoch, label=f"{hidden}", **figures.style(number))
+    axes.set(xlabel="learning rate", ylabel=f"epochs to precision {GOOD}", xscale="log")
+    axes.set_ylim(bottom=0)
+    axes.legend(title="hidden units", ncols=2)
+    caption = (
+        f"Epochs until the validation precision first reaches {GOOD}, batch {BASE['batch']}; rates that do "
+        f"not get there in {rows.epoch.max()} epochs have no point."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "speed"), caption))
+
+
+def _batches(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
+    last = _last(rows)
+    best = last.loc[last.groupby("batch").validation_precision.idxmax()]
+    small, large = best.iloc[0], best.iloc[-1]
+    result.findings.append(
+        f"After as many epochs batch {small.batch:.0f} gets furthest with learning rate {small.lr:g} "
+        f"(validation precision {small.validation_precision:.3f}), batch {large.batch:.0f} with {large.lr:g} "
+        f"({large.validation_precision:.3f})."
+    )
+    figure, axes = figures.canvas()
+    table = last.pivot(index="batch", columns="lr", values="validation_precision")
+    table = table.rename_axis(index="batch, samples", columns="learning rate")
+    figures.heatmap(axes, table, "{:.2f}", "validation precision", vmin=0, vmax=1)
+    caption = (
+        f"Validation precision after {rows.epoch.max()} epochs over learning rate and batch, "
+        f"{BASE['hidden']} hidden units: a smaller batch takes more steps an epoch."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "batches"), caption))
+
+
+def _overfitting(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
+    figure, axes = figures.canvas()
+    for number, (hidden, run) in enumerate(rows.groupby("hidden")):
+        colour = figures.COLOURS[number]
+        axes.plot(run.epoch, run.loss, color=colour, linestyle="--", label=f"{hidden} units, training")
+        axes.plot(run.epoch, run.validation_loss, color=colour, label=f"{hidden} units, validation")
+        turn = run.loc[run.validation_loss.idxmin()]
+        axes.plot(turn.epoch, turn.validation_loss, "v", color=colour, markersize=11)
+        end = run.iloc[-1]
+        result.findings.append(
+            f"With {hidden} hidden units, batch {run.batch.iloc[0]}, the validation loss is least after "
+            f"epoch {turn.epoch:.0f} of {end.epoch} ({turn.validation_loss:.3f}; at the end "
+            f"{end.validation_loss:.3f}, of training {end.loss:.4f})."
+        )
+    axes.set(xlabel="epoch", ylabel="loss", yscale="log")
+    axes.legend()
+    caption = (
+        "Where training begins to learn its samples by heart: training and validation loss over the epochs, "
+        f"learning rate {BASE['lr']:g}. The triangles mark the least validation loss."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "overfitting"), caption))

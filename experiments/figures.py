@@ -1,0 +1,102 @@
+"""How figures look: readable at half the page's width, in colours that all eyes tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+"""Of Okabe and Ito, 2008 (grey for yellow, which white paper swallows)."""
+
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", "-.", ":")
+"""With the colours: what is told apart by colour is so by shape, too."""
+
+SIZE = 7.0, 4.6
+"""Inches of a figure; half of that on the page."""
+
+
+def canvas(rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Canvas, Any]:
+    """A figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update(
+        {
+            "font.size": 14,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#dddddd",
+            "axes.prop_cycle": matplotlib.cycler(color=COLOURS[:4]) * matplotlib.cycler(linestyle=LINES[:2]),
+            "lines.linewidth": 2.2,
+            "lines.markersize": 7,
+            "legend.fontsize": 11,
+            "legend.frameon": False,
+            "axes.formatter.min_exponent": 3,
+        }
+    )
+    width, height = SIZE
+    size = width * (1 + 0.75 * (columns - 1)), height * (1 + 0.85 * (rows - 1))
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", **settings)
+    return figure, axes
+
+
+def style(number: int) -> dict[str, str]:
+    """Colour, marker and line of the curve of that number."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def plain_ticks(axes: Axes, axis: str, values: list[Any]) -> None:
+    """These values, as they are, on a logarithmic axis."""
+    from matplotlib.ticker import NullFormatter
+
+    which = axes.xaxis if axis == "x" else axes.yaxis
+    which.set_ticks(values, [f"{value:g}" for value in values])
+    which.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Canvas, folder: Path, name: str) -> str:
+    """As a PNG in this folder; the file's name."""
+    from matplotlib import pyplot
+
+    file = f"{name}.png"
+    figure.savefig(folder / file, dpi=150)
+    pyplot.close(figure)
+    return file
+
+
+def heatmap(axes: Axes, values: pd.DataFrame, format: str, label: str, **settings: Any) -> None:
+    """A cell for each number of a pivot table, written into it; empty cells where there is none."""
+    image = axes.imshow(values.to_numpy(float), aspect="auto", cmap="cividis", origin="lower", **settings)
+    axes.grid(False)
+    axes.set_xticks(range(len(values.columns)), [f"{value:g}" for value in values.columns])
+    axes.set_yticks(range(len(values.index)), [f"{value:g}" for value in values.index])
+    axes.set(xlabel=values.columns.name, ylabel=values.index.name)
+    for (row, column), value in _numbers(values):
+        dark = image.norm(value) < 0.55
+        text = format.format(value)
+        axes.text(column, row, text, ha="center", va="center", size=11, color="white" if dark else "black")
+    bar = axes.figure.colorbar(image, ax=axes)
+    bar.set_label(label)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+
+
+def _numbers(values: pd.DataFrame) -> Iterator[tuple[tuple[int, int], float]]:
+    for row, line in enumerate(values.to_numpy(float)):
+        for column, value in enumerate(line):
+            if value == value:
+                yield (row, column), float(value)

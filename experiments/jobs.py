@@ -1,0 +1,108 @@
+"""Jobs that measure: ranks under mpirun which take one point after another, and runs of train.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from experiments.study import FAILED, Point, Row, Setup, Taken
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TIMEOUT = 300
+"""Seconds that a run of train.py may take."""
+
+_BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def measured(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
+    """Let `experiments.worker` take the points of a study: one job for all that have as many ranks and
+    threads and follow each other. A point that ends its job is told, and the next ones get a new one."""
+    for _, group in groupby(points, key=lambda point: (point.get("ranks", 1), point.get("threads"))):
+        waiting = list(group)
+        while waiting:
+            for taken in _job(study.rpartition(".")[2], tuple(waiting), setup):
+                waiting.pop(0)
+                yield taken
+
+
+def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
+    """The points that one job takes: all of them, or those up to the one that ends it."""
+    with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
+        asked = Path(scratch) / "points.json"
+        asked.write_text(json.dumps(points))
+        words = ["-m", "experiments.worker", study, str(asked), str(setup.folder)]
+        ranks = points[0].get("ranks", 1)
+        with _started(ranks, words, points[0].get("threads"), log) as job:
+            assert job.stdout is not None
+            number = 0
+            for number, line in enumerate(job.stdout, 1):
+                yield points[number - 1], json.loads(line)
+            code = job.wait()
+    if number < len(points):
+        last = _last_line(setup.folder / "log.txt")
+        yield points[number], [{FAILED: f"its job ended with {code}: {last}"}]
+
+
+def train(ranks: int, words: Sequence[str], setup: Setup) -> dict[str, Any]:
+    """What `train.py` writes with --json; a dict with FAILED alone where it does not end well."""
+    with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
+        report = Path(scratch) / "report.json"
+        with _started(ranks, ["train.py", *words, "--json", str(report)], None, log) as job:
+            job.communicate(timeout=TIMEOUT)
+        if job.returncode != 0:
+            last = _last_line(setup.folder / "log.txt")
+            return {FAILED: f"train.py ended with {job.returncode}: {last}"}
+        content: dict[str, Any] = json.loads(report.read_text())
+        return content
+
+
+@contextmanager
+def _started(
+    ranks: int, words: Sequence[str], threads: int | None, log: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A job in the project's folder; it is ended where this process does not wait for its end."""
+    launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if threads is not None:
+        environment.update(dict.fromkeys(_BLAS, str(threads)))
+    job = subprocess.Popen(
+        [*launch, sys.executable, *words],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            try:
+                job.wait(10)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                job.wait()
+
+
+def _last_line(log: Path) -> str:
+    """What a job said last, the error of ours if there is one."""
+    lines = [line.strip() for line in log.read_text().splitlines()[-40:] if line.strip()]
+    ours = [line for line in lines if ": error: " in line]
+    return (ours or lines or ["it said nothing"])[-1]
+
+
+def failed_rows(report: dict[str, Any]) -> list[Row]:
+    """The row of a run of train.py that did not end well; none where it did."""
+    return [{FAILED: report[FAILED]}] if FAILED in report else []

@@ -1,0 +1,74 @@
+"""A study's results in a CSV file, with what they were measured on beside it: a study that was stopped goes
+on where it was."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.study import FAILED, Point, Row
+from nn.files import write_whole
+
+
+class Results:
+    """Rows of a study, on disk as soon as their point is done."""
+
+    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
+        """Those that are there already."""
+        self._file, self._columns = folder / "results.csv", [*columns, FAILED]
+        self._about = folder / "machine.json"
+        self._rows: list[dict[str, str]] = []
+        if self._file.exists():
+            with self._file.open(newline="") as file:
+                self._rows = list(csv.DictReader(file))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What they were measured on; empty where there are none."""
+        content: dict[str, Any] = json.loads(self._about.read_text()) if self._about.exists() else {}
+        return content
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """From here on rows are of this machine and code; those of any other go."""
+        if self.about == about:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.unlink(missing_ok=True)
+        self._rows.clear()
+        text = json.dumps(about, indent=1)
+        write_whole("--out", self._about, lambda file: file.write(f"{text}\n".encode()))
+
+    def has(self, point: Point) -> bool:
+        """Whether the point was measured: whether a row has its columns."""
+        wanted = {name: _cell(value) for name, value in point.items()}
+        return any(wanted.items() <= row.items() for row in self._rows)
+
+    def add(self, point: Point, rows: Sequence[Row]) -> None:
+        """KeyError for a column that the study has not."""
+        for row in rows:
+            values = {**point, **row}
+            unknown = values.keys() - set(self._columns)
+            if unknown:
+                raise KeyError(f"columns {', '.join(sorted(unknown))} are not among the study's")
+            self._rows.append({name: _cell(values.get(name)) for name in self._columns})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_whole("--out", self._file, lambda file: file.write(text.getvalue().encode()))
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, numbers as numbers; an empty frame with the columns where there are none."""
+        if not self._rows:
+            return pd.DataFrame(columns=self._columns)
+        return pd.read_csv(self._file, dtype={FAILED: str}, keep_default_na=False, na_values=[""])
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
