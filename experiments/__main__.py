@@ -11,7 +11,7 @@ import importlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
@@ -79,7 +79,7 @@ def run(name: str, study: Study, folder: Path, size: str | None) -> None:
     from experiments.results import Results
 
     gpus = min(machine.gpus(), MOST_GPUS)
-    there_is = {
+    there_is: dict[str, Any] = {
         "size": size or (FULL if gpus else SMALL),
         "gpus": gpus,
         "cores": machine.cores(),

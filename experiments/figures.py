@@ -92,7 +92,7 @@ def heatmap(axes: Axes, values: pd.DataFrame, format: str, label: str, **setting
         axes.text(column, row, text, ha="center", va="center", size=11, color="white" if dark else "black")
     bar = axes.figure.colorbar(image, ax=axes)
     bar.set_label(label)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def _numbers(values: pd.DataFrame) -> Iterator[tuple[tuple[int, int], float]]:
