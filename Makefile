@@ -3,10 +3,11 @@
 #   make run RANKS=2 ARGS="--hidden 512,256 --epochs 3"
 #   make test ARGS="-k gemm -x"
 #   make bench ARGS=gemm
+#   make report ARGS="scaling plans"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test bench kernels lint clean
+.PHONY: help setup run test bench report kernels lint clean
 
 RANKS ?=
 export RANKS
@@ -22,10 +23,13 @@ run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 
 	@bash tools/env.sh run bash tools/run.sh $(ARGS)
 
 test:  ## run the tests, those for a GPU where there is one
-	@bash tools/env.sh run python3 -m pytest $(ARGS)
+	@bash tools/env.sh report python3 -m pytest $(ARGS)
 
 bench:  ## measure against cuBLAS, PyTorch and JAX, where they are installed; needs an NVIDIA GPU
 	@bash tools/env.sh run python3 -m bench $(ARGS)
+
+report:  ## all studies, on the GPUs or the CPU, and their page: report/index.html
+	@bash tools/env.sh report python3 -m experiments $(ARGS)
 
 kernels:  ## compile every kernel for sm_75, sm_80 and sm_90a (needs nvcc, no GPU)
 	@bash tools/env.sh kernels python3 tools/compile_kernels.py $(ARGS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,13 +48,15 @@ def study_of(name: str) -> Study:
 
 def measure(name: str, study: Study, setup: Setup, results: Results) -> None:
     """All points that are not there yet; what is there is kept, whatever happens."""
-    points = study.points(setup)
+    points, started = study.points(setup), time.perf_counter()
     missing = [point for point in points if not results.has(point)]
-    bar = tqdm(total=len(points), initial=len(points) - len(missing), desc=f"{name:11s}", unit="point")
-    with bar:
+    kept = len(points) - len(missing)
+    with tqdm(total=len(points), initial=kept, desc=name, unit="point", leave=False, disable=None) as bar:
         for point, rows in study.take(missing, setup):
             results.add(point, rows)
             bar.update()
+    there = f", {kept} were there" if kept else ""
+    print(f"{name:12s} {len(missing)} points in {time.perf_counter() - started:.0f} s{there}", flush=True)
 
 
 def part_of(name: str, study: Study, folder: Path) -> Part:
@@ -99,17 +103,23 @@ def main(arguments: Sequence[str]) -> int:
         from experiments import page
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: `make report` installs what it needs") from None
-    out, started = wanted.out.resolve(), time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    for name in () if wanted.draw else wanted.studies or STUDIES:
-        run(name, study_of(name), out / name, wanted.size)
-    took = f"{time.perf_counter() - started:.0f} s"
+    out = wanted.out.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through what ends the job that measures
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in () if wanted.draw else wanted.studies or STUDIES:
+            run(name, study_of(name), out / name, wanted.size)
+    except OSError as error:
+        raise UserError(f"--out {wanted.out}: {error.strerror}: name another place") from None
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on from here", file=sys.stderr)
+        raise
     parts = [part_of(name, study_of(name), out / name) for name in STUDIES]
     for part in parts:
         if part.machine:
             page.write_markdown(part)
     page.write(out / "index.html", parts)
-    print(f"{wanted.out / 'index.html'}: written after {took} of measurements")
+    print(f"the page is {wanted.out / 'index.html'}")
     return 0
 
 

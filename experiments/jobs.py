@@ -24,12 +24,13 @@ _BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def measured(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
-    """Let `experiments.worker` take the points of a study: one job for all that have as many ranks and
-    threads and follow each other. A point that ends its job is told, and the next ones get a new one."""
+    """Let `experiments.worker` take the points of a study, a module's name: one job for all that have as many
+    ranks and threads and follow each other. A point that ends its job is told, and the next ones get a new
+    one."""
     for _, group in groupby(points, key=lambda point: (point.get("ranks", 1), point.get("threads"))):
         waiting = list(group)
         while waiting:
-            for taken in _job(study.rpartition(".")[2], tuple(waiting), setup):
+            for taken in _job(study, tuple(waiting), setup):
                 waiting.pop(0)
                 yield taken
 
@@ -56,8 +57,11 @@ def train(ranks: int, words: Sequence[str], setup: Setup) -> dict[str, Any]:
     """What `train.py` writes with --json; a dict with FAILED alone where it does not end well."""
     with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
         report = Path(scratch) / "report.json"
-        with _started(ranks, ["train.py", *words, "--json", str(report)], None, log) as job:
-            job.communicate(timeout=TIMEOUT)
+        try:
+            with _started(ranks, ["train.py", *words, "--json", str(report)], None, log) as job:
+                job.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return {FAILED: f"train.py was not done after {TIMEOUT} s"}
         if job.returncode != 0:
             last = _last_line(setup.folder / "log.txt")
             return {FAILED: f"train.py ended with {job.returncode}: {last}"}

@@ -45,12 +45,17 @@ class Results:
         write_whole("--out", self._about, lambda file: file.write(f"{text}\n".encode()))
 
     def has(self, point: Point) -> bool:
-        """Whether the point was measured: whether a row has its columns."""
+        """Whether the point was measured, and did not fail."""
+        return any(not row[FAILED] for row in self._rows_of(point))
+
+    def _rows_of(self, point: Point) -> list[dict[str, str]]:
         wanted = {name: _cell(value) for name, value in point.items()}
-        return any(wanted.items() <= row.items() for row in self._rows)
+        return [row for row in self._rows if wanted.items() <= row.items()]
 
     def add(self, point: Point, rows: Sequence[Row]) -> None:
-        """KeyError for a column that the study has not."""
+        """In the place of those that it has. KeyError for a column that the study has not."""
+        for row in self._rows_of(point):
+            self._rows.remove(row)
         for row in rows:
             values = {**point, **row}
             unknown = values.keys() - set(self._columns)

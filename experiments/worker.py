@@ -1,6 +1,6 @@
 """What the ranks of a study's job run: its points, one after another (started by `experiments.jobs`).
 
-    mpirun -n P python -m experiments.worker STUDY POINTS.json FOLDER
+    mpirun -n P python -m experiments.worker MODULE POINTS.json FOLDER
 
 Rank 0 prints the rows of each point as a line of JSON; what else is printed goes to the error output.
 """
@@ -27,7 +27,7 @@ def rows_of(study: Measuring, point: Point, job: Job, folder: Path) -> list[Row]
 
 def main(job: Job) -> int:
     # Only now: NumPy, which a study loads, takes the number of threads that the job has set.
-    study = importlib.import_module(f"experiments.{sys.argv[1]}")
+    study = importlib.import_module(sys.argv[1])
     points, folder = json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

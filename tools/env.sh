@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run a command in the project's environment, which is made first where needed.
 #
-#   tools/env.sh run|kernels|lint COMMAND...
+#   tools/env.sh run|report|kernels|lint COMMAND...
 #
 # PATH's own python3 and mpirun are used as they are when they have all that is needed: then nothing is
 # installed and no network touched. Else a .venv is made beside this folder, once, with pip's own settings.
-#   run      what training and tests need: also an MPI that works, and pycuda where there are a GPU and nvcc
+#   run      what training needs: also an MPI that works, and pycuda where there are a GPU and nvcc
+#   report   the same, and what draws figures: what the report and the tests need
 #   kernels  the same without MPI: what compiling kernels needs
 #   lint     the same without MPI, and ruff and mypy
 set -euo pipefail
@@ -14,6 +15,8 @@ cd "$(pwd -P)"  # one name for the folder, whichever links led here
 
 mode=$1
 shift
+needs_mpi=false
+case $mode in run | report) needs_mpi=true ;; esac
 
 say() { echo "setup: $*" >&2; }
 fail() { say "error: $*"; exit 1; }
@@ -54,7 +57,7 @@ if has_driver; then
         no_nvcc="there is an NVIDIA driver but no nvcc: without the CUDA toolkit the GPU is not used"
     fi
 fi
-[[ $mode != lint ]] || extras+=(lint)
+case $mode in lint | report) extras+=("$mode") ;; esac
 
 # Does PATH's mpirun start ranks of the library that PATH's mpi4py loads? One of another MPI starts N jobs of one rank,
 # or brings its own library, which a single process (pytest) then does not find.
@@ -77,7 +80,7 @@ path_is_enough() {
         why_not=${why_not//$'\n'/, }
         return 1
     fi
-    if [[ $mode == run ]] && ! mpirun_works; then
+    if $needs_mpi && ! mpirun_works; then
         why_not="mpirun on PATH is missing, or does not belong to the MPI library that mpi4py loads"
         return 1
     fi
@@ -105,7 +108,7 @@ stamp=.venv/pyrt-setup
 has() { grep -qxF "$1" "$stamp"; }
 key() {
     echo "for $PWD, $(.venv/bin/python3 --version 2>&1), CUDA ${cuda:-none}," \
-        "requirements $(.venv/bin/python3 tools/requirements.py gpu lint mpi 2>/dev/null | cksum)"
+        "requirements $(.venv/bin/python3 tools/requirements.py gpu lint mpi report 2>/dev/null | cksum)"
 }
 
 install() {  # GROUP: core, or an extra
@@ -146,7 +149,7 @@ use_venv() {
     for group in core "${extras[@]}"; do
         install "$group"
     done
-    if [[ $mode == run ]] && ! has mpi; then
+    if $needs_mpi && ! has mpi; then
         mpirun="mpirun $(command -v mpirun || true)"
         if ! has "$mpirun"; then
             if mpirun_works; then

@@ -1,6 +1,6 @@
 """What this project needs from a Python: pyproject.toml's dependencies, for tools/env.sh.
 
-    requirements.py [--missing] [GROUP ...]      GROUP: an extra of pyproject.toml (gpu, lint, mpi)
+    requirements.py [--missing] [GROUP ...]      GROUP: an extra of pyproject.toml (gpu, lint, mpi, report)
 
 Prints the requirements, one a line; with --missing only those that the running Python cannot import or
 has in another version, and exits 1 if there are any.
