@@ -1,0 +1,63 @@
+"""The whole small report on the CPU, as `make report` makes it where there is no GPU: every study runs."""
+
+import csv
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pandas", reason="make test installs what the report needs")
+pytest.importorskip("matplotlib")
+
+from experiments import STUDIES
+from experiments.__main__ import study_of
+from experiments.study import FAILED
+from tests.mpi import ROOT, environment
+
+FIGURES = {
+    "convergence": {"rates", "curves", "batches", "overfitting"},
+}
+"""Those that each study draws without a GPU, at least."""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "--size", "small", "--out", str(folder)],
+        cwd=ROOT,
+        env=environment({"CUDA_VISIBLE_DEVICES": ""}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_numbers_of_a_study_are_there(report, name):
+    with (report / name / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [*study_of(name).COLUMNS, FAILED]
+    assert [row[FAILED] for row in rows if row[FAILED]] == []
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_page_has_every_figure_of_a_study(report, name):
+    text = (report / "index.html").read_text()
+    start = text.index(f'<section id="{name}">')
+    section = text[start : text.index("</section>", start)]
+    drawn = {path.stem for path in (report / name).glob("*.png")}
+    assert drawn >= FIGURES[name]
+    assert section.count("data:image/png;base64,") == len(drawn)
+    assert len(re.findall("<figcaption>[^<]{40,}", section)) == len(drawn)
+    assert "<li>" in section
+    assert (report / name / "section.md").read_text().count("![") == len(drawn)
+
+
+def test_what_needs_a_gpu_is_named(report):
+    text = (report / "index.html").read_text()
+    for word in ("cuBLAS", "NCCL"):
+        assert re.search(f"Missing: [^<]*{word}", text), word
