@@ -268,7 +268,9 @@ def _is_strong(curve: pd.DataFrame) -> bool:
 
 def _strong_finding(curve: pd.DataFrame) -> str:
     share = _share(curve)
-    limit = f", with which no number of ranks is more than {1 / share:.2g} times as fast" if share > 0 else ""
+    limit = (
+        f", with which no number of ranks is more than {1 / share:.2g} times as fast" if 0 < share < 1 else ""
+    )
     return (
         f"{_what(curve)}, exchange {curve.taken.iloc[-1]}: {_each(curve, 'gain')} times as fast on "
         f"{_numbers(curve)} ranks as on one (efficiency {_each(curve, 'efficiency')}); Amdahl's law fits a "

@@ -184,12 +184,23 @@ def test_the_section_says_and_draws_what_was_measured(tmp_path: Path):
     names = ["speed-up-cpu.png", "efficiency-cpu.png", "speed-up-cuda.png", "efficiency-cuda.png"]
     assert [figure.file for figure in section.figures] == names
     assert all((tmp_path / name).stat().st_size > 20_000 for name in names)
+    captions = [figure.caption for figure in section.figures]
+    assert all("60,000 samples an epoch" in caption for caption in captions)
+    assert "one BLAS thread a rank" in captions[0] and "mpi4py report" in captions[0]
+    assert "9,000 samples an epoch a rank" in captions[1] and "a GPU a rank, exchange peer" in captions[2]
     cpu, gpus = (table.rows for table in section.tables)
     assert len(cpu) == len(CPU) and len(gpus) == len(GPUS)
     line = cpu[(cpu.exchange == "root") & (cpu.ranks == 4) & (cpu.scaling == STRONG)].iloc[0]
     assert (line["ms an epoch"], line["min to max"]) == (pytest.approx(400), "360 to 440")
     assert line.serial == pytest.approx(0.2)
     assert cpu[cpu.scaling == WEAK].serial.isna().all()
+
+
+def test_more_ranks_may_take_longer(tmp_path: Path):
+    slower = {**CPU, (STRONG, "cpu", "host", 512, 2): 1.5}
+    section = scaling.section(frame(scaling.points(setup()), slower), setup(tmp_path))
+    assert "0.67 times as fast" in section.findings[1]
+    assert section.findings[1].endswith("serial share of 200.0 %.")  # no limit is a gain
 
 
 def test_what_one_rank_has_no_time_for_is_in_the_table_alone(tmp_path: Path):
