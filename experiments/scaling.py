@@ -394,11 +394,13 @@ def _finish(axes: Axes, curves: Sequence[pd.DataFrame], label: str) -> None:
 
 def _table(rows: pd.DataFrame, device: str) -> Table:
     """All that was measured on the CPU, or on GPUs."""
+    from experiments.page import cell
+
     rows = rows.sort_values(["kind", "hidden", "ranks"])
     rows = rows.assign(
         epoch=1e3 * rows.epoch_seconds,
         spread=[
-            f"{1e3 * row.least_seconds:.3g} to {1e3 * row.most_seconds:.3g}" for row in rows.itertuples()
+            f"{cell(1e3 * row.least_seconds)} to {cell(1e3 * row.most_seconds)}" for row in rows.itertuples()
         ],
         share=[_share_of_one(row) for row in rows.itertuples()],
     )

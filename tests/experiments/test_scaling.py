@@ -19,6 +19,7 @@ from pyrt.job import join
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
 
 
 def setup(folder: Path = Path(), size: str = "small", gpus: int = 0, cores: int = 2) -> Setup:
@@ -192,6 +193,7 @@ def test_the_section_says_and_draws_what_was_measured(tmp_path: Path):
     assert len(cpu) == len(CPU) and len(gpus) == len(GPUS)
     line = cpu[(cpu.exchange == "root") & (cpu.ranks == 4) & (cpu.scaling == STRONG)].iloc[0]
     assert (line["ms an epoch"], line["min to max"]) == (pytest.approx(400), "360 to 440")
+    assert cpu["min to max"].iloc[0] == "900 to 1,100"
     assert line.serial == pytest.approx(0.2)
     assert cpu[cpu.scaling == WEAK].serial.isna().all()
 
