@@ -1,0 +1,431 @@
+"""What more ranks gain: strong and weak scaling over the cores of the CPU and over GPUs, and Amdahl's law."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from experiments import figures, jobs
+from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from bench.timing import Times
+    from nn.options import Options
+    from pyrt.job import Job
+
+TITLE = "Scaling"
+QUESTION = (
+    "How much faster is training on more ranks? Strong scaling: all ranks share an epoch and its batches, as "
+    "large as on one rank; weak scaling: each rank has a part of its own of each batch, as large as one "
+    "rank's. On the CPU the setting is the mpi4py report's: master and workers (exchange root), sigmoid "
+    "outputs, one BLAS thread a rank, and exchange host beside it; GPUs take the exchange that is chosen for "
+    "them. An epoch is a pass over the embedded digits, repeated up to its samples, without validation."
+)
+COLUMNS = (
+    *("kind", "device", "hidden", "head", "exchange", "ranks", "threads", "samples", "batch"),
+    *("taken", "epoch_seconds", "least_seconds", "most_seconds", "step_us"),
+)
+
+STRONG, WEAK = "strong", "weak"
+
+NAMES = {"cpu": "CPU", "cuda": "GPUs"}
+"""Of devices."""
+
+RANKS = (1, 2, 4, 8)
+"""On the CPU, as far as there are cores."""
+
+ALONE = "local"
+"""The exchange of one rank, whatever the others take: it has nothing to sum."""
+
+REPORT = {2: 1.84, 4: 2.95, 8: 3.97}
+"""Speed-ups by processes that the mpi4py report publishes for its own network and machine: cited, not
+measured here."""
+
+WINDOWS = 4
+"""Times that are taken of an epoch, after `bench.step.WARM_UP` epochs."""
+
+SECONDS = 0.1
+"""That each of them is to last at least: several epochs, where one is shorter."""
+
+
+class Work(NamedTuple):
+    """What is done by one rank, then by more and more."""
+
+    kind: str
+    device: str
+    hidden: int
+    exchange: str
+    samples: int
+    """An epoch: of all ranks for strong scaling, of each for weak; and so is the batch."""
+    batch: int
+
+    def on(self, ranks: int) -> Point:
+        times = ranks if self.kind == WEAK else 1
+        is_cpu = self.device == "cpu"
+        return {
+            "kind": self.kind,
+            "device": self.device,
+            "hidden": self.hidden,
+            "head": "sigmoid" if is_cpu else "softmax",
+            "exchange": self.exchange if ranks > 1 else ALONE,
+            "ranks": ranks,
+            "threads": 1 if is_cpu else None,
+            "samples": times * self.samples,
+            "batch": times * self.batch,
+        }
+
+
+SAMPLES = 60000
+"""An epoch, for strong scaling."""
+
+BATCH = 3000
+"""The default of train.py: on one core a step of it lasts long against an exchange of its gradients."""
+
+ON_CPU = {
+    "small": (
+        Work(STRONG, "cpu", 512, "root", 12000, BATCH),
+        Work(STRONG, "cpu", 512, "host", 12000, BATCH),
+        Work(WEAK, "cpu", 512, "root", 6000, BATCH),
+    ),
+    "full": (
+        Work(STRONG, "cpu", 512, "root", SAMPLES, BATCH),
+        Work(STRONG, "cpu", 512, "host", SAMPLES, BATCH),
+        Work(WEAK, "cpu", 512, "root", 9000, BATCH),
+    ),
+}
+"""By size."""
+
+ON_GPUS = (
+    Work(STRONG, "cuda", 512, "auto", SAMPLES, BATCH),
+    Work(STRONG, "cuda", 2048, "auto", SAMPLES, 12000),
+    Work(WEAK, "cuda", 512, "auto", SAMPLES, BATCH),
+)
+
+
+def points(setup: Setup) -> list[Point]:
+    gpus = range(1, setup.gpus + 1) if setup.gpus > 1 else ()
+    found: list[Point] = []
+    for works, numbers in ((ON_CPU[setup.size], _on_cores(setup)), (ON_GPUS, gpus)):
+        for ranks in numbers:
+            for work in works:
+                point = work.on(ranks)
+                if point not in found:  # one rank does the same, whatever the others' exchange
+                    found.append(point)
+    return found
+
+
+def _on_cores(setup: Setup) -> list[int]:
+    return [ranks for ranks in RANKS if ranks <= setup.cores]
+
+
+def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
+    return jobs.measured(__name__, points, setup)
+
+
+def measure(point: Point, job: Job, folder: Path) -> list[Row]:
+    """One row: seconds of an epoch by the slowest rank's clock, as `train.py` runs it."""
+    from nn.options import Options
+
+    options = Options(
+        hidden=(point["hidden"],),
+        head=point["head"],
+        lr=0.1,
+        device=point["device"],
+        exchange=point["exchange"],
+        samples=point["samples"],
+        batch=point["batch"],
+        val_fraction=0.0,
+    )
+    steps = math.ceil(point["samples"] / point["batch"])
+    step, taken = _times(job, options, steps)
+    seconds = (1e-6 * steps * time for time in (step.median, step.least, step.most))
+    names = ("epoch_seconds", "least_seconds", "most_seconds")
+    return [{"taken": taken, **dict(zip(names, seconds, strict=True)), "step_us": step.median}]
+
+
+def _times(job: Job, options: Options, steps: int) -> tuple[Times, str]:
+    """Of a step, over windows of one epoch or, where these are too short, of several. Collective.
+
+    And the exchange that was taken.
+    """
+    from bench.overlap import slowest
+    from bench.timing import Times
+
+    seconds, taken = _windows(job, options, steps, epochs=1)
+    epochs = epochs_of_window(max(job.comm.allgather(steps * statistics.mean(seconds))))
+    if epochs > 1:
+        seconds, taken = _windows(job, options, steps, epochs)
+    return slowest(job, Times.of(seconds)), taken
+
+
+def epochs_of_window(seconds: float) -> int:
+    """How many epochs of so many seconds a window has."""
+    return math.ceil(SECONDS / seconds)
+
+
+def _windows(job: Job, options: Options, steps: int, epochs: int) -> tuple[list[float], str]:
+    """Seconds a step in each window of so many epochs, by this rank's clock; the exchange. Collective."""
+    from bench.step import WARM_UP, Ours
+    from nn.run import run
+
+    # And one more: at the end a GPU's losses are waited for, and the last ones follow each other at once.
+    report = run(replace(options, epochs=WARM_UP + WINDOWS * epochs + 1), job)
+    ours = Ours()
+    ours.add(report, steps, epochs)
+    return ours.wall[:WINDOWS], report.environment["exchange"]
+
+
+def missing(setup: Setup) -> list[str]:
+    reasons: list[str] = []
+    taken = ON_CPU[setup.size][0].samples
+    if taken < SAMPLES:
+        reasons.append(f"{SAMPLES:,} samples an epoch on the CPU: the {setup.size} size takes {taken:,}")
+    if left := RANKS[len(_on_cores(setup)) :]:
+        numbers = _listed(map(str, left))
+        reasons.append(f"{numbers} ranks on the CPU: it has {setup.cores} core(s), and each rank takes one")
+    if setup.gpus < 2:
+        reasons.append(f"scaling over GPUs: there is {'one' if setup.gpus else 'none'} to use")
+    return reasons
+
+
+def serial_share(ranks: Sequence[float], gains: Sequence[float]) -> float:
+    """s of Amdahl's law, T(p) = T(1) (s + (1 - s) / p), by least squares from speed-ups T(1) / T(p).
+
+    With x = 1 - 1/p and y = T(p) / T(1) - 1/p it says y = s x, so that s = sum(x y) / sum(x x). Of a single
+    p it is Karp and Flatt's experimentally determined serial fraction (1990).
+    """
+    parts = 1 / np.asarray(ranks, float)
+    x, y = 1 - parts, 1 / np.asarray(gains, float) - parts
+    return float(x @ y / (x @ x))
+
+
+def amdahl(ranks: np.ndarray, share: float) -> np.ndarray:
+    """The speed-up on so many ranks with that serial share."""
+    result: np.ndarray = 1 / (share + (1 - share) / ranks)
+    return result
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """With ``gain``, samples a second over those of one rank, and ``efficiency``, gain over ranks.
+
+    Where the samples stay the same the gain is the speed-up T(1) / T(p); where they grow with the ranks it
+    is p T(1) / T(p), Gustafson's scaled speed-up. NaN where one rank has no row.
+    """
+    work = ["kind", "device", "hidden"]
+    rows = rows.assign(rate=rows.samples / rows.epoch_seconds)
+    ones = rows.loc[rows.ranks == 1, [*work, "rate"]].rename(columns={"rate": "one"})
+    rows = rows.merge(ones, on=work, how="left")
+    gain = rows.rate / rows.one
+    return rows.assign(gain=gain, efficiency=gain / rows.ranks).drop(columns=["rate", "one"])
+
+
+def curves(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Of one device: of each work and exchange the rows by ranks, from one on, where there are more."""
+    found = []
+    for _, work in rows.groupby(["kind", "hidden"]):
+        for exchange in work.exchange.unique():
+            curve = work[work.exchange.isin((ALONE, exchange))].sort_values("ranks")
+            if exchange != ALONE and ALONE in set(curve.exchange):
+                found.append(curve)
+    return found
+
+
+def section(rows: pd.DataFrame, setup: Setup) -> Section:
+    result = Section()
+    if not len(rows):
+        return result
+    rows = compared(rows)
+    for device in NAMES:
+        mine = rows[rows.device == device]
+        there_are = curves(mine)
+        strong = [curve for curve in there_are if _is_strong(curve)]
+        weak = [curve for curve in there_are if not _is_strong(curve)]
+        result.findings += [_strong_finding(curve) for curve in strong]
+        if strong:
+            _draw_speed_ups(strong, device, setup, result)
+        if strong and device == "cpu":
+            result.findings.append(_report_finding())
+        result.findings += [_weak_finding(curve) for curve in weak]
+        if there_are:
+            _draw_efficiencies([*strong, *weak], device, setup, result)
+        if len(mine):
+            result.tables.append(_table(mine, device))
+    return result
+
+
+def _is_strong(curve: pd.DataFrame) -> bool:
+    return bool(curve.kind.iloc[0] == STRONG)
+
+
+def _strong_finding(curve: pd.DataFrame) -> str:
+    share = _share(curve)
+    limit = (
+        f", with which no number of ranks is more than {1 / share:.2g} times as fast" if 0 < share < 1 else ""
+    )
+    return (
+        f"{_what(curve)}, exchange {curve.taken.iloc[-1]}: {_each(curve, 'gain')} times as fast on "
+        f"{_numbers(curve)} ranks as on one (efficiency {_each(curve, 'efficiency')}); Amdahl's law fits a "
+        f"serial share of {100 * share:.1f} %{limit}."
+    )
+
+
+def _report_finding() -> str:
+    ranks, gains = list(REPORT), list(REPORT.values())
+    return (
+        f"The mpi4py report has, for its own network and machine, {_listed(f'{gain:.2f}' for gain in gains)} "
+        f"on {_listed(map(str, ranks))} processes: Amdahl's law fits a serial share of "
+        f"{100 * serial_share(ranks, gains):.1f} %."
+    )
+
+
+def _weak_finding(curve: pd.DataFrame) -> str:
+    one, last = curve.iloc[0], curve.iloc[-1]
+    return (
+        f"{_what(curve)}, exchange {last.taken}: a step takes {one.step_us:,.0f} us on one rank and "
+        f"{last.step_us:,.0f} us on {last.ranks}; the efficiency is {_each(curve, 'efficiency')} on "
+        f"{_numbers(curve)}, Gustafson's scaled speed-up {_each(curve, 'gain')}."
+    )
+
+
+def _what(curve: pd.DataFrame) -> str:
+    """The work of a curve in words."""
+    one = curve.iloc[0]
+    each = "" if _is_strong(curve) else " a rank"
+    return (
+        f"{NAMES[one.device]}, {one.kind} scaling, 784-{one.hidden}-10, batch {one.batch}{each}, "
+        f"{one.samples:,} samples an epoch{each}"
+    )
+
+
+def _share(curve: pd.DataFrame) -> float:
+    more = curve[curve.ranks > 1]
+    return serial_share(more.ranks, more.gain)
+
+
+def _each(curve: pd.DataFrame, column: str) -> str:
+    """A column's numbers on more than one rank."""
+    return _listed(f"{value:.2f}" for value in curve[curve.ranks > 1][column])
+
+
+def _numbers(curve: pd.DataFrame) -> str:
+    """Of ranks, more than one."""
+    return _listed(str(ranks) for ranks in curve.ranks if ranks > 1)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """As a, b and c."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _draw_speed_ups(curves: Sequence[pd.DataFrame], device: str, setup: Setup, result: Section) -> None:
+    most = max(curve.ranks.max() for curve in curves)
+    figure, axes = figures.canvas()
+    axes.plot([1, most], [1, most], color="black", linestyle=":", label="ideal")
+    line = np.linspace(1, most)
+    for number, curve in enumerate(curves):
+        share, style = _share(curve), figures.style(number)
+        axes.plot(line, amdahl(line, share), color=style["color"], linestyle="-")
+        label = f"{_label(curve)}: serial share {100 * share:.1f} %"
+        axes.plot(curve.ranks, curve.gain, **{**style, "linestyle": ""}, label=label)
+    caption = (
+        f"{_caption(curves)}. Marks are measured; lines are Amdahl's law with the serial share that fits "
+        "best: all that more ranks do not shorten, the exchange included."
+    )
+    if device == "cpu":
+        known = {1: 1.0, **{ranks: gain for ranks, gain in REPORT.items() if ranks <= most}}
+        style = {"color": figures.COLOURS[-1], "linestyle": "--", "marker": "x"}
+        axes.plot(known.keys(), known.values(), **style, label="mpi4py report (published)")
+        caption += (
+            " Grey: what the mpi4py report, whose setting exchange root and sigmoid outputs are, published "
+            "for its own network and machine."
+        )
+    _finish(axes, curves, "speed-up")
+    result.figures.append(Figure(figures.save(figure, setup.folder, f"speed-up-{device}"), caption))
+
+
+def _draw_efficiencies(curves: Sequence[pd.DataFrame], device: str, setup: Setup, result: Section) -> None:
+    figure, axes = figures.canvas()
+    axes.axhline(1, color="black", linestyle=":", label="ideal")
+    for number, curve in enumerate(curves):
+        style = {**figures.style(number), "linestyle": "-" if _is_strong(curve) else "--"}
+        axes.plot(curve.ranks, curve.efficiency, **style, label=f"{curve.kind.iloc[0]}, {_label(curve)}")
+    _finish(axes, curves, "efficiency")
+    caption = (
+        f"{_caption(curves)}. Efficiency: samples a second of a rank over those of one rank alone (ideal: 1)."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, f"efficiency-{device}"), caption))
+
+
+def _label(curve: pd.DataFrame) -> str:
+    """What tells curves of the same device and kind apart."""
+    one = curve.iloc[0]
+    return f"exchange {curve.taken.iloc[-1]}" if one.device == "cpu" else f"{one.hidden} hidden units"
+
+
+def _caption(curves: Sequence[pd.DataFrame]) -> str:
+    """The works of some curves of one device in words, and how they are measured."""
+    words = dict.fromkeys(_what(curve) for curve in curves)
+    how = (
+        "one BLAS thread a rank, sigmoid outputs"
+        if curves[0].device.iloc[0] == "cpu"
+        else f"a GPU a rank, exchange {_listed(dict.fromkeys(curve.taken.iloc[-1] for curve in curves))}"
+    )
+    return f"{'; '.join(words)}: {how}"
+
+
+def _finish(axes: Axes, curves: Sequence[pd.DataFrame], label: str) -> None:
+    """Over numbers of ranks, from 0 up, the legend where no curve is."""
+    axes.set_xticks(sorted({ranks for curve in curves for ranks in curve.ranks}))
+    axes.set(xlabel="ranks", ylabel=label)
+    most = max(curve.efficiency.max() for curve in curves)
+    axes.set_ylim(0, None if label == "speed-up" else max(1.1, 1.05 * most))
+    axes.legend(loc="upper left" if label == "speed-up" else "lower left")
+
+
+def _table(rows: pd.DataFrame, device: str) -> Table:
+    """All that was measured on the CPU, or on GPUs."""
+    from experiments.page import cell
+
+    rows = rows.sort_values(["kind", "hidden", "ranks"])
+    rows = rows.assign(
+        epoch=1e3 * rows.epoch_seconds,
+        spread=[
+            f"{cell(1e3 * row.least_seconds)} to {cell(1e3 * row.most_seconds)}" for row in rows.itertuples()
+        ],
+        share=[_share_of_one(row) for row in rows.itertuples()],
+    )
+    names = {
+        "kind": "scaling",
+        "hidden": "hidden",
+        "taken": "exchange",
+        "ranks": "ranks",
+        "batch": "batch",
+        "samples": "samples",
+        "epoch": "ms an epoch",
+        "spread": "min to max",
+        "step_us": "us a step",
+        "gain": "speed-up",
+        "efficiency": "efficiency",
+        "share": "serial",
+    }
+    caption = (
+        f"{NAMES[device]}: medians of {WINDOWS} windows of one epoch or more. Speed-up is in samples a "
+        "second (weak scaling: Gustafson's). Serial is the serial share of each number of ranks by itself "
+        "(Karp and Flatt): it grows with the ranks where the exchange does."
+    )
+    return Table(caption, rows[list(names)].rename(columns=names))
+
+
+def _share_of_one(row: Any) -> float:
+    """Of a row; NaN where Amdahl's law says nothing."""
+    return serial_share([row.ranks], [row.gain]) if row.kind == STRONG and row.ranks > 1 else math.nan
