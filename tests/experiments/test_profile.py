@@ -33,7 +33,7 @@ def report_of(
 ) -> dict[str, Any]:
     """As train.py writes it, of so many steps in 8 epochs, of which the first two are slow."""
     rows = {"batch iteration": (0.0, None), **phases}
-    seconds = [9.0, 7.0, *(wall * 1e-6 * steps / 8 * factor for factor in (1, 1, 0.5, 1, 3, 1))]
+    seconds = [9.0, 7.0, *(wall * 1e-6 * steps / 8 * factor for factor in (1, 0.5, 3, 1, 1.4, 0.6))]
     return {
         "environment": {
             "exchange": exchange,
@@ -194,6 +194,12 @@ def test_parts_of_a_step_on_the_cpu_are_host_times_and_add_up_to_its_wall_time()
             profile.REST: 100 - 77,
         }
     )
+
+
+def test_images_that_are_copied_once_are_of_the_start() -> None:
+    report = on_device("peer", {"sum, update and spread": (0, 30)}, iteration=310, wall=300)
+    assert profile.IMAGES not in {row["phase"] for row in profile.step_rows(report)}
+    assert profile.IMAGES in {row["phase"] for row in profile.start_rows(report)}
 
 
 KERNELS = {profile.FORWARD: 120, profile.MERGED: 60, profile.OTHER: 20, profile.BACKWARD: 100}
