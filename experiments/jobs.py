@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -42,7 +42,7 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
         asked.write_text(json.dumps(points))
         words = ["-m", "experiments.worker", study, str(asked), str(setup.folder)]
         ranks = points[0].get("ranks", 1)
-        with _started(ranks, words, points[0].get("threads"), log) as job:
+        with _started(ranks, words, _blas(points[0].get("threads")), log) as job:
             assert job.stdout is not None
             number = 0
             for number, line in enumerate(job.stdout, 1):
@@ -53,12 +53,17 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
         yield points[number], [{FAILED: f"its job ended with {code}: {last}"}]
 
 
-def train(ranks: int, words: Sequence[str], setup: Setup) -> dict[str, Any]:
-    """What `train.py` writes with --json; a dict with FAILED alone where it does not end well."""
+def train(
+    ranks: int, words: Sequence[str], setup: Setup, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What `train.py` writes with --json; a dict with FAILED alone where it does not end well.
+
+    ``variables`` are for its environment.
+    """
     with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
         report = Path(scratch) / "report.json"
         try:
-            with _started(ranks, ["train.py", *words, "--json", str(report)], None, log) as job:
+            with _started(ranks, ["train.py", *words, "--json", str(report)], variables or {}, log) as job:
                 job.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             return {FAILED: f"train.py was not done after {TIMEOUT} s"}
@@ -69,16 +74,18 @@ def train(ranks: int, words: Sequence[str], setup: Setup) -> dict[str, Any]:
         return content
 
 
+def _blas(threads: int | None) -> dict[str, str]:
+    return dict.fromkeys(_BLAS, str(threads)) if threads is not None else {}
+
+
 @contextmanager
 def _started(
-    ranks: int, words: Sequence[str], threads: int | None, log: Any
+    ranks: int, words: Sequence[str], variables: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """A job in the project's folder; it is ended where this process does not wait for its end."""
     launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if threads is not None:
-        environment.update(dict.fromkeys(_BLAS, str(threads)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     job = subprocess.Popen(
         [*launch, sys.executable, *words],
         cwd=ROOT,
