@@ -9,6 +9,7 @@ clock; the others by the host's, from its first call until the parameters are th
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -22,13 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tabulate import tabulate
 
 from bench.program import Parser, require_gpu
+from bench.step import reason
 from bench.timing import ROUNDS, WARM_UP, StreamClock, Times, together
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
     from nn.launches import Descent
-    from pyrt.driver import Driver
+    from pyrt.driver import Driver, StreamHandle
     from pyrt.exchange import Bucket, Exchange, QueueWork
     from pyrt.exchange.peer import Peers
     from pyrt.memory import DeviceArray
@@ -39,6 +41,10 @@ SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 WAYS = ("root", "blocking", "host", "device", "hierarchical", "peer", "peer flags")
 """``peer flags`` is no choice of train.py: it is here to be compared with ``peer``."""
 RATE = 2.0**-10
+
+LEAST_ROUNDS = 5
+"""Repetitions that count of the slowest step."""
+
 TIMEOUT = 300
 """Seconds that NCCL may take for all sizes."""
 
@@ -55,19 +61,36 @@ class WrongSum(AgreedError):
 
 
 class PlainUpdate:
-    """p -= RATE g, on all of a flat buffer."""
+    """p -= RATE g, on all of a flat buffer: by kernels or, on a device that has none, in NumPy."""
 
     def __init__(self, parameters: DeviceArray, gradients: DeviceArray) -> None:
         from nn.launches import Kernels
         from pyrt.kernels import KernelLibrary
 
         self._parameters, self._gradients = parameters, gradients
+        self._has_kernels = parameters.driver.has_kernels
         self._kernels = Kernels(KernelLibrary(parameters.driver), parameters.dtype)
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         if not buckets:  # to end a step takes nothing here
             return self.refresh()
-        return self._kernels.sgd(self._descent(buckets))
+        return self._kernels.sgd(self._descent(buckets)) if self._has_kernels else self._in_numpy(buckets)
+
+    def _in_numpy(self, buckets: Sequence[Bucket]) -> QueueWork:
+        import numpy as np
+
+        parts = [
+            [array.rows(*bucket).host_view() for array in (self._parameters, self._gradients)]
+            for bucket in buckets
+        ]
+        scratch = [np.empty_like(p) for p, _ in parts]
+
+        def update(stream: StreamHandle) -> None:
+            for (p, g), step in zip(parts, scratch, strict=True):
+                np.multiply(g, p.dtype.type(RATE), out=step)
+                np.subtract(p, step, out=p)
+
+        return update
 
     def refresh(self) -> QueueWork:
         return lambda stream: None
@@ -104,7 +127,7 @@ class Contender:
         self._driver, self._job, self._buckets = driver, job, buckets
         self.nbytes = 4 * sum(stop - start for start, stop in buckets)
         size, self.streams = exchange.covered(buckets).stop, Streams(driver)
-        self._mine = np.random.default_rng(job.rank).standard_normal(size).astype(np.float32)
+        self._mine = np.random.default_rng(job.rank).standard_normal(size, np.float32)
         self._gradients = DeviceArray.from_host(driver, self._mine)
         self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))
         update = PlainUpdate(self._parameters, self._gradients)
@@ -133,10 +156,12 @@ class Contender:
     def check(self) -> None:
         """Collective. WrongSum, on all ranks, where a step does something else."""
         import numpy as np
+        from mpi4py import MPI
 
         self.step()
         self._driver.synchronize()
-        total = self._job.comm.allreduce(self._mine.astype(np.float64))
+        total = self._mine.astype(np.float64)
+        self._job.comm.Allreduce(MPI.IN_PLACE, total)
         expected = np.ones_like(total)
         for start, stop in self._buckets:
             expected[start:stop] -= RATE * total[start:stop]
@@ -170,25 +195,36 @@ class Contender:
             self._driver.free(array.pointer)
 
 
-def measure(way: str, driver: Driver, job: Job, buckets: Sequence[Bucket]) -> Times:
-    """Collective."""
+def measure(
+    way: str, driver: Driver, job: Job, buckets: Sequence[Bucket], longest: float = math.inf
+) -> Times:
+    """Over `ROUNDS` repetitions, fewer where these would take more than ``longest`` seconds. Collective."""
     contender = Contender(way, driver, job, buckets)
-    contender.check()
-    seconds = contender.seconds()
-    taken = [next(seconds) for _ in range(WARM_UP + ROUNDS)][WARM_UP:]
-    contender.free()
-    return Times.of(taken)
+    try:
+        contender.check()
+        seconds = contender.seconds()
+        once = [next(seconds) for _ in range(WARM_UP)][-1]
+        return Times.of([next(seconds) for _ in range(rounds(max(job.comm.allgather(once)), longest))])
+    finally:
+        contender.free()
 
 
-def nccl(job: Job) -> dict[int, Times]:
-    """By bytes; empty, and said so, where it is not there. On rank 0."""
+def rounds(once: float, longest: float) -> int:
+    """How many repetitions of ``once`` seconds each: as many as fit into the ``longest``, but a few."""
+    return int(min(ROUNDS, max(LEAST_ROUNDS, longest / once)))
+
+
+def nccl(gpus: int, sizes: Sequence[int] = SIZES) -> tuple[dict[int, Times], str]:
+    """Its sum alone by bytes; why some are not there, empty if all are."""
     program = Path(__file__).parent / "baselines" / "nccl.py"
-    words = [sys.executable, str(program), "--gpus", str(job.size), "--bytes", *map(str, SIZES)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
-    if done.returncode != 0:
-        print(f"NCCL: left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+    words = [sys.executable, str(program), "--gpus", str(gpus), "--bytes", *map(str, sizes)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return {}, f"not done after {TIMEOUT} s"
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["bytes"]: Times(*line["us"]) for line in lines}
+    why = reason(done.stderr) if done.returncode != 0 else ""
+    return {line["bytes"]: Times(*line["us"]) for line in lines}, why
 
 
 def table(times: dict[str, dict[int, Times]]) -> str:
@@ -232,7 +268,9 @@ def main(job: Job) -> int:
             times[way] = {nbytes: measure(way, driver, job, [Bucket(0, nbytes // 4)]) for nbytes in SIZES}
         name = driver.device_name
     if job.rank == 0:
-        times["NCCL"] = nccl(job)
+        times["NCCL"], why = nccl(job.size)
+        if why:
+            print(f"NCCL: left out: {why}", flush=True)
         print(f"\nSum, update and spread over {job.size} x {name}; NCCL: the sum alone")
         print(table(times), flush=True)
     job.wait_for_all()

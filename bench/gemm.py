@@ -19,10 +19,11 @@ from tabulate import tabulate
 from bench import cublas
 from bench.cublas import MATHS, Cublas
 from bench.program import Parser, require_gpu, start
-from bench.timing import StreamClock, Times, Work, alternate
+from bench.timing import ROUNDS, StreamClock, Times, Work, alternate
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 from nn.launches import Kernels
 from nn.required import required
+from pyrt.driver import Driver
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 
@@ -161,17 +162,29 @@ def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) ->
     return contenders
 
 
-def compare(
-    operands: Operands, contenders: Mapping[str, Contender], clock: StreamClock, rng: np.random.Generator
-) -> dict[str, Result]:
-    """Check all, then time in turns those that are right."""
+def errors_of(
+    operands: Operands, contenders: Mapping[str, Contender], rng: np.random.Generator
+) -> dict[str, dict[str, float]]:
+    """The relative error of each on each kind of `DATA`."""
     errors: dict[str, dict[str, float]] = {name: {} for name in contenders}
     for kind in DATA:
         operands.fill(kind, rng)
         for name, contender in contenders.items():
             errors[name][kind] = operands.error(contender.work)
+    return errors
+
+
+def compare(
+    operands: Operands,
+    contenders: Mapping[str, Contender],
+    clock: StreamClock,
+    rng: np.random.Generator,
+    rounds: int = ROUNDS,
+) -> dict[str, Result]:
+    """Check all, then time in turns those that are right, so many times each."""
+    errors = errors_of(operands, contenders, rng)
     right = [name for name in contenders if is_right(errors[name], contenders[name].math)]
-    times = alternate({name: clock.measure(contenders[name].work) for name in right})
+    times = alternate({name: clock.measure(contenders[name].work) for name in right}, rounds)
     return {name: Result(errors[name], times.get(name)) for name in contenders}
 
 
@@ -231,6 +244,17 @@ def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
     return tabulate(rows, headers=headers, floatfmt=formats, missingval="-")
 
 
+def compiled(driver: Driver) -> KernelLibrary:
+    """The kernels of all versions that the device runs."""
+    library = KernelLibrary(driver)
+    for version in GEMM_VERSIONS[GEMM_VERSIONS.index("tiled") :]:
+        if runs_gemm(version, driver.architecture):
+            library.compile(
+                required(Kernels(library, np.float32, version), "sigmoid", "softmax", 10, np.uint8)
+            )
+    return library
+
+
 def measure(
     products: Sequence[Product], library: KernelLibrary, cublas: Cublas | None
 ) -> Iterator[tuple[Product, dict[str, Result]]]:
@@ -252,13 +276,7 @@ def main(arguments: Sequence[str]) -> int:
     rival = cublas.find()
     print(f"Matrix products in float32 on {driver.device_name}; x: times as fast as")
     print(rival.name if rival else "cuBLAS: not installed: PyTorch or CuPy would bring it", flush=True)
-    library = KernelLibrary(driver)
-    for version in GEMM_VERSIONS[GEMM_VERSIONS.index("tiled") :]:
-        if runs_gemm(version, driver.architecture):
-            library.compile(
-                required(Kernels(library, np.float32, version), "sigmoid", "softmax", 10, np.uint8)
-            )
-    all_results = {}
+    library, all_results = compiled(driver), {}
     for product, results in measure(PRODUCTS, library, rival):
         all_results[product] = results
         print(f"\n{table(product, results)}", flush=True)

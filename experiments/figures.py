@@ -60,12 +60,27 @@ def style(number: int) -> dict[str, str]:
     }
 
 
-def plain_ticks(axes: Axes, axis: str, values: list[Any]) -> None:
-    """These values, as they are, on a logarithmic axis."""
+def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:
+    """These values, as they are or under these names, on a logarithmic axis."""
     from matplotlib.ticker import NullFormatter
 
     which = axes.xaxis if axis == "x" else axes.yaxis
-    which.set_ticks(values, [f"{value:g}" for value in values])
+    which.set_ticks(values, labels or [f"{value:g}" for value in values])
+    which.set_minor_formatter(NullFormatter())
+
+
+def plain_log(axes: Axes, axis: str) -> None:
+    """Make the axis logarithmic, with plain numbers: powers of ten, in a narrow range 2 and 5 times them too.
+
+    To be called when the curves are drawn.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{axis}scale": "log"})
+    which = axes.xaxis if axis == "x" else axes.yaxis
+    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    which.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
+    which.set_major_formatter("{x:,.10g}")
     which.set_minor_formatter(NullFormatter())
 
 

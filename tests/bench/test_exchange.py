@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 
 from bench import exchange as bench
 from bench.timing import Times
 from pyrt.driver import Driver
+from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket
 from pyrt.exchange.device import verdict
@@ -14,6 +18,9 @@ from pyrt.job import Job, join
 
 BUCKETS = [Bucket(800, 1024), Bucket(0, 700)]
 """What lies between belongs to none."""
+
+MORE_GPUS = 99
+"""Than any machine has."""
 
 
 @pytest.fixture
@@ -50,6 +57,33 @@ def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.Monkey
         if way != "device" or verdict(job, driver).is_proven:
             times = bench.measure(way, driver, job, BUCKETS)
             assert 0 < times.least <= times.median <= times.most
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("way", ["root", "blocking", "host"])
+def test_numpy_updates_where_there_are_no_kernels(way: str, job: Job) -> None:
+    contender = bench.Contender(way, CpuDriver(), job, BUCKETS)
+    contender.check()
+    contender.free()
+
+
+@pytest.mark.parametrize(
+    ("once", "longest", "count"),
+    [
+        (1e-3, math.inf, bench.ROUNDS),
+        (1e-3, 1.0, bench.ROUNDS),
+        (0.05, 0.5, 10),
+        (2.0, 0.5, bench.LEAST_ROUNDS),
+    ],
+)
+def test_slow_steps_are_repeated_less_often(once: float, longest: float, count: int) -> None:
+    assert bench.rounds(once, longest) == count
+
+
+def test_nccl_that_is_not_there_is_named() -> None:
+    times, why = bench.nccl(MORE_GPUS)
+    assert times == {}
+    assert re.match(r"PyTorch (is not installed|sees \d+ GPU)", why)
 
 
 @pytest.mark.parallel([2])

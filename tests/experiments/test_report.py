@@ -17,6 +17,8 @@ from tests.mpi import ROOT, environment
 
 FIGURES = {
     "convergence": {"rates", "curves", "batches", "overfitting"},
+    "gemm": {"speed", "products", "errors"},
+    "exchange": {"times", "rates"},
 }
 """Those that each study draws without a GPU, at least."""
 
