@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.counting import CountingComm
 from nn import training
 from nn.network import Network
 from nn.operations import Operation
@@ -168,40 +169,6 @@ def test_a_fork_and_a_join_around_every_product():
     assert cost.sent == 4 * sum(M // 2 * K + K * N for M, N, K in products)
     alone = Costing(step, random_rates(0)).cost
     assert alone.flops - cost.flops == sum(M * N * K for M, N, K in products)
-
-
-class CountingComm:
-    """A communicator that adds up what this rank gives to the calls that move numbers."""
-
-    def __init__(self, comm: Any, counted: Counter[str]) -> None:
-        self._comm, self._counted = comm, counted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def Dup(self) -> CountingComm:
-        return CountingComm(self._comm.Dup(), self._counted)
-
-    def Split(self, *arguments: Any) -> CountingComm:
-        return CountingComm(self._comm.Split(*arguments), self._counted)
-
-    def Ialltoallv(self, send: Any, receive: Any) -> Any:
-        others = [count for rank, count in enumerate(send[1]) if rank != self._comm.rank]
-        self._counted["elements"] += sum(others)
-        self._counted["messages"] += sum(count > 0 for count in others)
-        return self._comm.Ialltoallv(send, receive)
-
-    def Iallgatherv(self, send: Any, message: Any) -> Any:
-        own, others = message[1][self._comm.rank], self._comm.size - 1
-        self._counted["elements"] += own * others
-        self._counted["messages"] += others if own else 0
-        return self._comm.Iallgatherv(send, message)
-
-    def Iallreduce(self, send: Any, receive: Any) -> Any:
-        ring = 2 * (self._comm.size - 1)
-        self._counted["elements"] += ring * send.size / self._comm.size
-        self._counted["messages"] += ring
-        return self._comm.Iallreduce(send, receive)
 
 
 @pytest.fixture
