@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
+    from nn.options import Options
+    from nn.plan import Plan
+    from pyrt.job import Job
 
 
 class CountingComm:
@@ -38,3 +45,18 @@ class CountingComm:
         self._counted["elements"] += ring * send.size / self._comm.size
         self._counted["messages"] += ring
         return self._comm.Iallreduce(send, receive)
+
+
+def sent_in_run(options: Options, plan: Plan, folder: Path, job: Job) -> Counter[str]:
+    """Elements and messages that this rank sends in a run under a plan, whose file is left in the folder.
+
+    Only of ways through host memory: what goes over peer memory MPI does not see. Collective.
+    """
+    from nn.plan import files
+    from nn.run import run
+
+    path, counted = folder / "plan.json", Counter[str]()
+    if job.rank == 0:
+        files.save(path, plan)
+    run(replace(options, plan=str(path)), replace(job, comm=CountingComm(job.comm, counted)))  # type: ignore[arg-type]
+    return counted

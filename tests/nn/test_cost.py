@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.counting import CountingComm
+from bench.counting import sent_in_run
 from nn import training
 from nn.network import Network
 from nn.operations import Operation
 from nn.options import Options
 from nn.panels import gradient_layout, panels
-from nn.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan, RankPart, files
+from nn.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan, RankPart
 from nn.plan.cost import Costing, Sent, exchanged, fork_and_join, moved
 from nn.plan.paper import Device, Task, on_paper
 from nn.plan.rates import Link
-from nn.run import run
 from pyrt.exchange.device import shards
 from pyrt.job import Job, join
 from pyrt.moves import Move
@@ -193,11 +192,7 @@ SETTING = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, val_fraction=0.0, d
 
 def counted_run(options: Options, plan: Plan, shared: Path, job: Job) -> Counter[str]:
     """What this rank sends in a step of a run."""
-    path, counted = shared / "plan.json", Counter[str]()
-    if job.rank == 0:
-        files.save(path, plan)
-    mine = dataclasses.replace(job, comm=CountingComm(job.comm, counted))
-    run(dataclasses.replace(options, data=str(shared / "digits.npz"), plan=str(path)), mine)
+    counted = sent_in_run(dataclasses.replace(options, data=str(shared / "digits.npz")), plan, shared, job)
     return Counter({name: count / 2 for name, count in counted.items()})
 
 
