@@ -43,7 +43,7 @@ FORK_AND_JOIN = "fork and join"
 HERE = "here"
 """The rates of the machine that measures; else those of a file of nn/plan/machines."""
 FILES = {"h200": 4, "h100-cluster": 64}
-"""The GPUs for which there are plans."""
+"""Those, and for how many GPUs plans are predicted."""
 
 
 class Grid(NamedTuple):
@@ -276,6 +276,7 @@ def _counted(point: Point, job: Job) -> list[Row]:
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
     result = Section()
+    rows = rows.astype(dict.fromkeys(("planned", *CELL), int))  # floats where a failed point has none
     maps, timed, counted = (rows[rows.kind == kind] for kind in (MAP, TIMED, COUNTED))
     of_rates = [mine for name in (HERE, *FILES) if len(mine := maps[maps.rates == name])]
     for mine in of_rates:
@@ -315,7 +316,7 @@ def borders(best: pd.DataFrame) -> str:
 
 
 def _ranks(rows: pd.DataFrame) -> str:
-    """Which."""
+    """How many of what."""
     first = rows.iloc[0]
     if first.rates == HERE and first.device == "cpu":
         return f"{first.planned} ranks of this CPU"

@@ -163,6 +163,9 @@ def test_the_section_says_what_the_rows_say(tmp_path):
 def test_any_kind_of_rows_may_be_missing(tmp_path):
     there = setup(tmp_path, 2)
     assert plans.section(frame(), there).findings == []
+    failed = frame(*MAPPED, {"kind": MAP, "rates": HERE, FAILED: "no reason"})
+    section = plans.section(failed[failed[FAILED].isna()], there)
+    assert "H 64, batch 16" in section.findings[1]  # whole numbers, whatever the column holds elsewhere
     for rows in (MAPPED[:1], RUN[1:2], COUNTS[1:2]):
         assert plans.section(frame(*rows), there).figures
 
