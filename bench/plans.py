@@ -32,14 +32,12 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
     from nn.options import Options
     from nn.plan import Plan
     from nn.plan.cost import Cost
+    from nn.plan.rates import Rates
     from nn.plan.search import Search
 
 DEVICE = "cuda"
 INPUTS, CLASSES = 784, 10
 """Of the embedded digits."""
-
-EPOCHS, WARM_UP, STEPS = 12, 2, 20
-"""Of a run, of which some do not count; and steps of each."""
 
 RATE = 1e-4
 """So small that no wide network diverges: it is time that is measured."""
@@ -50,6 +48,19 @@ TIMEOUT = 300
 
 CLOSE = 0.1
 """How much more than the fastest measured plan the one that is predicted best may take."""
+
+
+class Length(NamedTuple):
+    """Of a run."""
+
+    epochs: int
+    warm_up: int
+    """Epochs that do not count."""
+    steps: int
+    """Of each epoch."""
+
+
+LENGTH = Length(epochs=12, warm_up=2, steps=20)
 
 
 class Case(NamedTuple):
@@ -81,38 +92,57 @@ class Row:
         return self.predicted.seconds * 1e6 / self.measured.median
 
 
-def plan_options(case: Case, path: Path) -> Options:
+def plan_options(case: Case, path: Path, device: str, length: Length) -> Options:
     """Under the plan in this file; no validation between steps."""
     from nn.options import Options
 
     return Options(
         hidden=case.hidden,
         batch=case.batch,
-        samples=case.batch * STEPS,
-        epochs=EPOCHS,
+        samples=case.batch * length.steps,
+        epochs=length.epochs,
         lr=RATE,
         val_fraction=0.0,
-        device=DEVICE,
+        device=device,
         plan=str(path),
     )
 
 
-def search_of(case: Case, job: Job) -> Search:
-    """The plans of a case on this machine, which is measured if that is new. Collective."""
+def rates_here(device: str, job: Job) -> Rates:
+    """Of this machine, which is measured if that is new. Collective."""
     from nn.network import Network
     from nn.plan.paper import Task
     from nn.plan.probe import Setting, measured
-    from nn.plan.search import Search
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
-    with closing(open_device(DEVICE, job, share_gpus=False).driver) as driver:
-        task = Task(Network((INPUTS, *case.hidden, CLASSES), "sigmoid", "softmax"), case.batch)
-        rates = measured(Setting(job, driver, choose("auto", driver, job), task))
-        return Search(task, job.size, rates)
+    with closing(open_device(device, job, share_gpus=False).driver) as driver:
+        task = Task(Network((INPUTS, CLASSES), "sigmoid", "softmax"), 1)  # whatever it is
+        return measured(Setting(job, driver, choose("auto", driver, job), task))
 
 
-def seconds(case: Case, plan: Plan, folder: str, job: Job) -> list[float]:
+def search_of(case: Case, ranks: int, rates: Rates) -> Search:
+    """The plans of a case for so many ranks."""
+    from nn.network import Network
+    from nn.plan.paper import Task
+    from nn.plan.search import Search
+
+    network = Network((INPUTS, *case.hidden, CLASSES), "sigmoid", "softmax")
+    task = Task(network, case.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
+    return Search(task, ranks, rates)
+
+
+def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
+    """The plans that people would think of, and the best one, with what they cost; of those that fit."""
+    from nn.plan.table import named
+
+    for name, plan in named(search, best).items():
+        predicted = search.cost(plan)
+        if predicted is not None and search.fits(predicted):
+            yield name, plan, predicted
+
+
+def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: Length) -> list[float]:
     """Of a step, of each epoch that counts. Collective."""
     from nn.plan import files
     from nn.run import run as train
@@ -120,21 +150,17 @@ def seconds(case: Case, plan: Plan, folder: str, job: Job) -> list[float]:
     path = Path(folder) / "plan.json"
     if job.rank == 0:
         files.save(path, plan)
-    report = train(plan_options(case, path), job)
-    return [epoch.seconds / STEPS for epoch in report.epochs[WARM_UP:]]
+    report = train(plan_options(case, path, device, length), job)
+    return [epoch.seconds / length.steps for epoch in report.epochs[length.warm_up :]]
 
 
-def measure(case: Case, folder: str, job: Job) -> list[Row]:
+def measure(case: Case, folder: str, job: Job, device: str = DEVICE, length: Length = LENGTH) -> list[Row]:
     """All plans of a case. Collective."""
-    from nn.plan.table import named
-
-    search = search_of(case, job)
-    rows = []
-    for name, plan in named(search, job.comm.bcast(search.best())).items():
-        predicted = search.cost(plan)
-        if predicted is not None and search.fits(predicted):
-            rows.append(Row(name, predicted, Times.of(seconds(case, plan, folder, job))))
-    return rows
+    search = search_of(case, job.size, rates_here(device, job))
+    return [
+        Row(name, predicted, Times.of(seconds(case, plan, folder, job, device, length)))
+        for name, plan, predicted in candidates(search, job.comm.bcast(search.best()))
+    ]
 
 
 def table(rows: Sequence[Row], baseline: Sequence[Line]) -> str:

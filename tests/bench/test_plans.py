@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import plans as bench
-from bench.plans import Case, Line, Row, parse_lines, table, verdict
+from bench.plans import Case, Length, Line, Row, measure, parse_lines, table, verdict
 from bench.timing import Times
 from nn.plan import probe
 from nn.plan.cost import Cost
@@ -53,8 +52,6 @@ def test_every_plan_is_run_and_predicted(tmp_path: Path, job: Job, monkeypatch: 
     folder = job.comm.bcast(str(tmp_path))
     monkeypatch.setattr(probe, "cache_folder", lambda name: Path(folder) / name)
     monkeypatch.setitem(probe.EXTENTS, "cpu", Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16)))
-    for name, value in (("DEVICE", "cpu"), ("EPOCHS", 3), ("STEPS", 2)):
-        monkeypatch.setattr(bench, name, value)
-    rows = bench.measure(Case((32, 16), 20), folder, job)
+    rows = measure(Case((32, 16), 20), folder, job, "cpu", Length(epochs=3, warm_up=1, steps=2))
     assert [one.name for one in rows][:2] == ["data", "model, 1 x 2"]
     assert all(one.predicted.seconds > 0 and one.measured.median > 0 for one in rows)

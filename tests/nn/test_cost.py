@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.counting import sent_in_run
 from nn import training
 from nn.network import Network
 from nn.operations import Operation
 from nn.options import Options
 from nn.panels import gradient_layout, panels
-from nn.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan, RankPart, files
+from nn.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan, RankPart
 from nn.plan.cost import Costing, Sent, exchanged, fork_and_join, moved
 from nn.plan.paper import Device, Task, on_paper
 from nn.plan.rates import Link
-from nn.run import run
 from pyrt.exchange.device import shards
 from pyrt.job import Job, join
 from pyrt.moves import Move
@@ -170,40 +170,6 @@ def test_a_fork_and_a_join_around_every_product():
     assert alone.flops - cost.flops == sum(M * N * K for M, N, K in products)
 
 
-class CountingComm:
-    """A communicator that adds up what this rank gives to the calls that move numbers."""
-
-    def __init__(self, comm: Any, counted: Counter[str]) -> None:
-        self._comm, self._counted = comm, counted
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def Dup(self) -> CountingComm:
-        return CountingComm(self._comm.Dup(), self._counted)
-
-    def Split(self, *arguments: Any) -> CountingComm:
-        return CountingComm(self._comm.Split(*arguments), self._counted)
-
-    def Ialltoallv(self, send: Any, receive: Any) -> Any:
-        others = [count for rank, count in enumerate(send[1]) if rank != self._comm.rank]
-        self._counted["elements"] += sum(others)
-        self._counted["messages"] += sum(count > 0 for count in others)
-        return self._comm.Ialltoallv(send, receive)
-
-    def Iallgatherv(self, send: Any, message: Any) -> Any:
-        own, others = message[1][self._comm.rank], self._comm.size - 1
-        self._counted["elements"] += own * others
-        self._counted["messages"] += others if own else 0
-        return self._comm.Iallgatherv(send, message)
-
-    def Iallreduce(self, send: Any, receive: Any) -> Any:
-        ring = 2 * (self._comm.size - 1)
-        self._counted["elements"] += ring * send.size / self._comm.size
-        self._counted["messages"] += ring
-        return self._comm.Iallreduce(send, receive)
-
-
 @pytest.fixture
 def job() -> Job:
     return join()
@@ -226,11 +192,7 @@ SETTING = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, val_fraction=0.0, d
 
 def counted_run(options: Options, plan: Plan, shared: Path, job: Job) -> Counter[str]:
     """What this rank sends in a step of a run."""
-    path, counted = shared / "plan.json", Counter[str]()
-    if job.rank == 0:
-        files.save(path, plan)
-    mine = dataclasses.replace(job, comm=CountingComm(job.comm, counted))
-    run(dataclasses.replace(options, data=str(shared / "digits.npz"), plan=str(path)), mine)
+    counted = sent_in_run(dataclasses.replace(options, data=str(shared / "digits.npz")), plan, shared, job)
     return Counter({name: count / 2 for name, count in counted.items()})
 
 
