@@ -65,7 +65,7 @@ def compare(
     """
     trained = reference.train(
         {name: array.astype(np.float64) for name, array in initial.items()},
-        _batches(options, dataset, schedule),
+        batches(options, dataset, schedule),
         options.activation,
         options.head,
         options.reg,
@@ -73,12 +73,7 @@ def compare(
         options.momentum,
     )
     differences = [difference(name, parameters[name], trained[name]) for name in trained]
-    reference_precision = None
-    if held_out is not None:
-        images, labels = held_out
-        X = images.astype(np.float64) / options.pixel_scale
-        _, logits = reference.forward(trained, X, options.activation)
-        reference_precision = score(logits, labels, options.head).precision
+    reference_precision = precision_on(held_out, trained, options) if held_out is not None else None
     return Check(differences, options.check_tolerance, precision, reference_precision)
 
 
@@ -91,9 +86,18 @@ def difference(name: str, array: np.ndarray, truth: np.ndarray) -> Difference:
     )
 
 
-def _batches(
+def precision_on(samples: Samples, parameters: Mapping[str, np.ndarray], options: Options) -> float:
+    """Of the reference with these parameters, on images and labels."""
+    images, labels = samples
+    X = images.astype(np.float64) / options.pixel_scale
+    _, logits = reference.forward(dict(parameters), X, options.activation)
+    return score(logits, labels, options.head).precision
+
+
+def batches(
     options: Options, dataset: Dataset, schedule: Schedule
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pixels, scaled, and labels of each step of a run, as the reference takes them."""
     for step in range(schedule.steps):
         rows = schedule.rows(step)
         yield dataset.images[rows].astype(np.float64) / options.pixel_scale, dataset.labels[rows]
