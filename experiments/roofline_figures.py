@@ -172,13 +172,15 @@ def _room_above(axes: Axes, part: float) -> None:
 
 
 def _transfers(transfers: pd.DataFrame, setup: Setup, result: Section) -> None:
+    from experiments.page import cell
+
     said = []
     figure, axes = figures.canvas()
     for number, what in enumerate(dict.fromkeys(transfers.what)):
         mine = transfers[transfers.what == what].sort_values("bytes")
         axes.plot(mine.bytes / 1e6, mine.bytes / mine.us * 1e-3, label=what, **figures.style(number))
         latency, gb_s = fitted(mine.bytes, mine.us)
-        said.append(f"{what} {gb_s:.3g} GB/s after {latency:.3g} us")
+        said.append(f"{what} {cell(gb_s)} GB/s after {cell(latency)} us")
     axes.set(xlabel="MB of a call", ylabel="GB/s", xscale="log", yscale="log")
     _room_above(axes, 0.35)
     _log_ticks(axes)
@@ -230,7 +232,7 @@ def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     peak, memory = known.peak_gflop_s, known.rates.memory_gb_s
     unit = Unit.of(peak)
     intensity, reached = steps.flops / steps.traffic, steps.flops / steps.us * 1e-3
-    ridge = peak / memory
+    ridge = peak / memory  # flops a byte from which on memory is no limit
     line = np.geomspace(min(intensity.min(), ridge) / 3, max(intensity.max() * 3, ridge), 99)
     figure, axes = figures.canvas()
     roofs = [roof(each, peak, memory) / unit.gflop_s for each in line]
@@ -347,10 +349,10 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     lines, names = all_axes[0][0].get_legend_handles_labels()
     figure.legend(lines, names, title="hidden units H", ncols=len(names), loc="outside lower center")
     caption = (
-        "Measured by predicted time of a step over the batch, a curve for each hidden size; 1 is right, "
-        f"above it the step takes longer than predicted. Left {COURSE}: flops and bytes by the best rates; "
-        "right the cost model of nn/plan, which has times of products of all sizes, of a launch and of a "
-        "message."
+        "Measured by predicted time of a step over the batch, a curve for each hidden size; 1, the dark "
+        f"line, is right, above it a step takes longer than predicted. Left {COURSE}: flops and bytes by the "
+        "best rates; right the cost model of nn/plan, which has times of products of all sizes, of a launch "
+        "and of a message."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "models"), caption, wide=True))
 

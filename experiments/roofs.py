@@ -94,6 +94,7 @@ class Known(NamedTuple):
         return float(1e-3 * (mine.bytes / mine.us).max()) if len(mine) else float("inf")
 
     def link(self, way: str) -> Level:
+        """Of an exchange: its rate with the updates in it, where it was measured alone; else that of MPI."""
         if way == self.rates.way:
             return Level(f"exchange {way}", self.rates.link_gb_s, ("sent",))
         return Level("MPI", self.fastest(counting.SUM), ("sent",))
