@@ -15,7 +15,7 @@ from bench.gemm import AUTO_TF32, PRODUCTS, Contender, Operands, Product, Result
 from bench.timing import StreamClock, Work, alternate
 from experiments import figures, jobs
 from experiments.study import FAILED, Figure, Point, Row, Section, Setup, Table, Taken
-from nn.gemm_versions import GEMM_VERSIONS
+from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ class Extent(NamedTuple):
     flops: int
 
 
-SIDES_ON_GPU = (128, 256, 512, 1024, 2048, 4096, 8192)
+SIDES_ON_GPU = {"small": (128, 256, 512, 1024), "full": (128, 256, 512, 1024, 2048, 4096, 8192)}
 ON_CPU = {
     "small": Extent((128, 256, 512), 2 * 1000**3),
     "full": Extent((128, 256, 512, 1024, 2048, 4096), 2 * 4096**3),
@@ -72,7 +72,8 @@ EMULATED_SIDE, EMULATED_DEPTHS = 64, (128, 512, 2048)
 def points(setup: Setup) -> list[Point]:
     """A product each; on the emulated device its errors alone."""
     if setup.gpus:
-        return [_point(product, "cuda") for product in (*map(_square, SIDES_ON_GPU), *OF_NETWORK)]
+        sides = SIDES_ON_GPU[setup.size]
+        return [_point(product, "cuda") for product in (*map(_square, sides), *OF_NETWORK)]
     sides, flops = ON_CPU[setup.size]
     products = [*map(_square, sides), *(product for product in OF_NETWORK if product.flops <= flops)]
     found = [_point(product, "cpu") for product in products]
@@ -140,9 +141,19 @@ def _on_gpu(product: Product) -> list[Row]:
     results = gemm.compare(operands, contenders, gpu.clock, np.random.default_rng(0), ROUNDS["cuda"])
     operands.free()
     rows = [_row(product, name, contenders[name].math, result) for name, result in results.items()]
+    return rows + _not_there(gpu)
+
+
+def _not_there(gpu: Gpu) -> list[Row]:
+    """A row that says why for each version that this GPU does not run, and for cuBLAS without a way to it."""
+    whys = {
+        version: f"{version}: this GPU has no tensor cores for it"
+        for version in GEMM_VERSIONS
+        if not runs_gemm(version, gpu.library.driver.architecture)
+    }
     if gpu.rival is None:
-        rows.append({"version": "cuBLAS", FAILED: "cuBLAS: neither PyTorch nor CuPy is there and sees a GPU"})
-    return rows
+        whys["cuBLAS"] = "cuBLAS: neither PyTorch nor CuPy is there and sees a GPU"
+    return [{"version": version, FAILED: why} for version, why in whys.items()]
 
 
 def _row(product: Product, version: str, math: str, result: Result) -> Row:

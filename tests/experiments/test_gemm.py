@@ -100,6 +100,11 @@ def test_a_gpu_without_cublas_says_so(gpu, monkeypatch):
     assert "neither PyTorch nor CuPy" in last[FAILED]
 
 
+def test_versions_that_a_gpu_does_not_run_are_named(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.library.driver, "architecture", "sm_75")
+    assert [row["version"] for row in gemm._not_there(gpu)] == ["mma", "wgmma"]
+
+
 @pytest.mark.skipif(not machine.emulates(), reason="needs a C++ compiler")
 def test_the_emulated_device_gives_errors_alone():
     rows = gemm._when_emulated(TINY)
@@ -119,7 +124,7 @@ ERRORS = {"mma": 6e-7, "wgmma": 3e-7, "auto": 3e-7}
 def rows_of_a_gpu():
     """`wgmma` passes cuBLAS from N = 512 on, and is twice as fast at 8192; `auto` too."""
     rows = []
-    for product in map(gemm._square, gemm.SIDES_ON_GPU):
+    for product in map(gemm._square, gemm.SIDES_ON_GPU["full"]):
         for version, tflops in SPEEDS.items():
             if version in ("wgmma", "auto"):
                 tflops = 15 if product.N < 512 else 60 * product.N / 8192 + 31
