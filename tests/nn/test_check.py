@@ -5,7 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from nn.check import Check, Difference, difference
+from nn import data
+from nn.batches import Schedule
+from nn.check import Check, Difference, batches, difference, precision_on
+from nn.options import Options
 
 
 def test_differences_are_relative_to_the_reference_in_both_norms():
@@ -40,3 +43,24 @@ def test_the_text_names_parameters_both_differences_and_both_precisions():
 
 def test_without_a_held_out_set_no_precision_is_named():
     assert "precision" not in str(verdict(0.0))
+
+
+def test_batches_are_the_schedules_rows_in_float64_with_scaled_pixels():
+    digits = data.load("embedded")
+    schedule = Schedule(100, 70, 30, 2, shuffle=True, seed=5)
+    found = list(batches(Options(pixel_scale=51.0), digits, schedule))
+    assert [len(labels) for _, labels in found] == [30, 30, 10] * 2
+    for step, (images, labels) in enumerate(found):
+        rows = schedule.rows(step)
+        assert images.dtype == np.float64
+        np.testing.assert_array_equal(images, digits.images[rows] / 51.0)
+        np.testing.assert_array_equal(labels, digits.labels[rows])
+
+
+def test_precision_of_the_reference_counts_what_its_largest_logit_gets_right():
+    """Two pixels and no hidden saturation: the brighter one, of scaled pixels, is the class."""
+    weights = {"W1": np.eye(2), "b1": np.zeros(2), "W2": np.eye(2), "b2": np.array([0.0, 0.1])}
+    images = np.array([[9, 0], [0, 9], [9, 0], [1, 0]], np.uint8)
+    samples = images, np.array([0, 1, 1, 0])
+    assert precision_on(samples, weights, Options(pixel_scale=9.0)) == 0.5
+    assert precision_on(samples, weights, Options(pixel_scale=1.0)) == 0.75
