@@ -37,7 +37,7 @@ def canvas(rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Canvas, An
             "axes.grid": True,
             "axes.axisbelow": True,
             "grid.color": "#dddddd",
-            "axes.prop_cycle": matplotlib.cycler(color=COLOURS[:4]) * matplotlib.cycler(linestyle=LINES[:2]),
+            "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
             "lines.linewidth": 2.2,
             "lines.markersize": 7,
             "legend.fontsize": 11,

@@ -16,7 +16,12 @@ from experiments.study import FAILED
 from tests.mpi import ROOT, environment
 
 FIGURES = {
+    "correctness": {"growth", "ends", "graded", "precision"},
     "convergence": {"rates", "curves", "batches", "overfitting"},
+    "profile": {"step", "start"},
+    "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
+    "scaling": {"speed-up-cpu", "efficiency-cpu"},
+    "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
     "gemm": {"speed", "products", "errors"},
     "exchange": {"times", "rates"},
 }
