@@ -105,7 +105,7 @@ class Extent(NamedTuple):
 
 
 EXTENTS = {
-    "small": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 128), 20, EMBEDDED),
+    "small": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 128), 10, EMBEDDED),
     "full": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 256, 512), 40, GRADED_SAMPLES),
 }
 
@@ -323,6 +323,11 @@ def _between(values: pd.Series) -> str:
     return f"{values.min():.1e} to {values.max():.1e}"
 
 
+def _times(factor: float) -> str:
+    """A factor with two digits that count."""
+    return f"{float(f'{factor:.2g}'):,g} times"
+
+
 def _growth(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     """The difference over the steps, for each learning rate."""
     figure, axes = figures.canvas()
@@ -356,7 +361,7 @@ def _style(number: int, dtype: str) -> dict[str, Any]:
 def _legend(figure: Canvas, axes: Axes, title: str | None = None) -> None:
     """Above the axes: curves lie at many heights."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=max(1, len(labels)))
+    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels))
 
 
 def _tolerance_lines(axes: Axes, rows: pd.DataFrame) -> None:
@@ -370,7 +375,7 @@ def _levels(rows: pd.DataFrame) -> list[str]:
     if set(ends.index) != set(DTYPES):
         return []
     single, double = ends.max_norm["float32"], ends.max_norm["float64"]
-    less = f", {single / double:.1e} times less" if 0 < double < single else ""
+    less = f", {_times(single / double)} less" if 0 < double < single else ""
     return [
         f"At learning rate {BASE['lr']:g}, after {ends.steps.iloc[0]:.0f} steps, {_trained(rows)} float32 "
         f"weights differ from the reference's by {single:.1e}, those in float64 by {double:.1e}{less}."
@@ -382,7 +387,7 @@ def _factors(rows: pd.DataFrame) -> list[str]:
     doubles = rows[rows.dtype == "float64"].sort_values("steps")
     largest = rows.lr.max()
     words = [
-        f"{factor:.2g} times at learning rate {rate:g}"
+        f"{_times(factor)} at learning rate {rate:g}"
         for rate in sorted({BASE["lr"], largest})
         for factor in [growth(doubles.steps[doubles.lr == rate], doubles.max_norm[doubles.lr == rate])]
         if factor == factor

@@ -213,9 +213,9 @@ def finding(section: Section, words: str) -> str:
 def test_the_section_says_how_far_weights_are(drawn):
     section, _ = drawn
     text = finding(section, "At learning rate 1, after 360 steps, the GPU's float32 weights")
-    assert "by 1.4e-07" in text and "by 1.4e-15, 1.0e+08 times less" in text
+    assert "by 1.4e-07" in text and "by 1.4e-15, 1e+08 times less" in text
     text = finding(section, "A hundred steps")
-    assert "3.7e+03 times at learning rate 8" in text  # 10^(100/28)
+    assert "3,700 times at learning rate 8" in text  # 10^(100/28)
     assert "1.1 times at learning rate 1" in text
     text = finding(section, "At learning rate 8 float32 weights differ by 0.1 or more")
     assert "after 180 steps, by 0.5 at most" in text
