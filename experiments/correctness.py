@@ -105,7 +105,7 @@ class Extent(NamedTuple):
 
 
 EXTENTS = {
-    "small": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 128), 20, EMBEDDED),
+    "small": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 128), 10, EMBEDDED),
     "full": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 256, 512), 40, GRADED_SAMPLES),
 }
 
@@ -299,14 +299,14 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     return result
 
 
-def growth(steps: Sequence[float], differences: Sequence[float]) -> float:
-    """By which factor a hundred steps multiply a difference: a least squares line through its logarithm, as
-    far as it is not saturated. NaN for fewer than three points."""
+def growth(steps: Sequence[float], differences: Sequence[float]) -> tuple[float, float, float] | None:
+    """The first and the last step at which there is a difference that is not saturated, and by which factor
+    it grows between them; None where there are no two."""
     kept = [(at, size) for at, size in zip(steps, differences, strict=True) if 0 < size < SATURATED]
-    if len(kept) < 3:
-        return float("nan")
-    x, y = np.array(kept).T
-    return float(np.exp(100 * np.polyfit(x, np.log(y), 1)[0]))
+    if len(kept) < 2:
+        return None
+    (first, before), (last, after) = kept[0], kept[-1]
+    return first, last, after / before
 
 
 def _last(rows: pd.DataFrame) -> pd.DataFrame:
@@ -321,6 +321,11 @@ def _trained(rows: pd.DataFrame) -> str:
 
 def _between(values: pd.Series) -> str:
     return f"{values.min():.1e} to {values.max():.1e}"
+
+
+def _times(factor: float) -> str:
+    """A factor with two digits that count."""
+    return f"{float(f'{factor:.2g}'):,g} times"
 
 
 def _growth(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -356,7 +361,7 @@ def _style(number: int, dtype: str) -> dict[str, Any]:
 def _legend(figure: Canvas, axes: Axes, title: str | None = None) -> None:
     """Above the axes: curves lie at many heights."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=max(1, len(labels)))
+    figure.legend(handles, labels, title=title, loc="outside upper center", ncols=len(labels))
 
 
 def _tolerance_lines(axes: Axes, rows: pd.DataFrame) -> None:
@@ -370,7 +375,7 @@ def _levels(rows: pd.DataFrame) -> list[str]:
     if set(ends.index) != set(DTYPES):
         return []
     single, double = ends.max_norm["float32"], ends.max_norm["float64"]
-    less = f", {single / double:.1e} times less" if 0 < double < single else ""
+    less = f", {_times(single / double)} less" if 0 < double < single else ""
     return [
         f"At learning rate {BASE['lr']:g}, after {ends.steps.iloc[0]:.0f} steps, {_trained(rows)} float32 "
         f"weights differ from the reference's by {single:.1e}, those in float64 by {double:.1e}{less}."
@@ -379,15 +384,15 @@ def _levels(rows: pd.DataFrame) -> list[str]:
 
 def _factors(rows: pd.DataFrame) -> list[str]:
     """How fast the difference grows at the largest rate, beside the usual one."""
-    doubles = rows[rows.dtype == "float64"].sort_values("steps")
-    largest = rows.lr.max()
-    words = [
-        f"{factor:.2g} times at learning rate {rate:g}"
-        for rate in sorted({BASE["lr"], largest})
-        for factor in [growth(doubles.steps[doubles.lr == rate], doubles.max_norm[doubles.lr == rate])]
-        if factor == factor
-    ]
-    found = [f"A hundred steps make the difference in float64 grow {' and '.join(words)}."] if words else []
+    doubles, largest = rows[rows.dtype == "float64"].sort_values("steps"), rows.lr.max()
+    words = []
+    for rate in sorted({BASE["lr"], largest}):
+        run = doubles[doubles.lr == rate]
+        grown = growth(run.steps, run.max_norm)
+        if grown is not None:
+            first, last, factor = grown
+            words.append(f"{_times(factor)} from step {first:.0f} to {last:.0f} at learning rate {rate:g}")
+    found = [f"The difference in float64 grows {', '.join(words)}."] if words else []
     apart = rows[(rows.dtype == "float32") & (rows.lr == largest) & (rows.max_norm >= SATURATED)]
     if len(apart):
         found.append(

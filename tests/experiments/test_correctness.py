@@ -162,19 +162,19 @@ def test_weights_of_a_study_before_are_not_taken_and_none_are_left(tmp_path, mon
 # growth
 
 
-def test_growth_is_the_factor_of_a_hundred_steps():
-    steps = [10, 20, 50, 100]
-    assert correctness.growth(steps, [1e-12 * 10 ** (at / 50) for at in steps]) == pytest.approx(100)
-    assert correctness.growth(steps, [1e-9] * 4) == pytest.approx(1)
+def test_growth_is_between_the_first_and_the_last_difference():
+    assert correctness.growth([9, 18, 90], [1e-12, 5e-8, 4e-9]) == (9, 90, pytest.approx(4000))
+    assert correctness.growth([9, 18], [2e-9, 1e-9]) == (9, 18, pytest.approx(0.5))
 
 
-def test_growth_ends_where_weights_have_nothing_in_common():
-    assert correctness.growth([0, 50, 100, 1000, 2000], [1e-6, 1e-5, 1e-4, 0.5, 0.6]) == pytest.approx(100)
+def test_growth_ends_where_weights_have_nothing_in_common_and_begins_where_they_differ():
+    found = correctness.growth([0, 50, 100, 1000, 2000], [0.0, 1e-5, 1e-4, 0.5, 0.6])
+    assert found == (50, 100, pytest.approx(10))
 
 
-def test_two_differences_are_too_few_for_growth():
-    assert math.isnan(correctness.growth([0, 100, 200], [1e-6, 1e-5, 0.3]))
-    assert math.isnan(correctness.growth([], []))
+def test_one_difference_does_not_grow():
+    assert correctness.growth([0, 100, 200], [0.0, 1e-5, 0.3]) is None
+    assert correctness.growth([], []) is None
 
 
 # the section
@@ -213,10 +213,10 @@ def finding(section: Section, words: str) -> str:
 def test_the_section_says_how_far_weights_are(drawn):
     section, _ = drawn
     text = finding(section, "At learning rate 1, after 360 steps, the GPU's float32 weights")
-    assert "by 1.4e-07" in text and "by 1.4e-15, 1.0e+08 times less" in text
-    text = finding(section, "A hundred steps")
-    assert "3.7e+03 times at learning rate 8" in text  # 10^(100/28)
-    assert "1.1 times at learning rate 1" in text
+    assert "by 1.4e-07" in text and "by 1.4e-15, 1e+08 times less" in text
+    text = finding(section, "The difference in float64 grows")
+    assert "1.3 times from step 9 to 360 at learning rate 1" in text  # 1.36 / 1.009
+    assert "3.4e+12 times from step 9 to 360 at learning rate 8" in text  # 10^(351/28)
     text = finding(section, "At learning rate 8 float32 weights differ by 0.1 or more")
     assert "after 180 steps, by 0.5 at most" in text
     assert "16 to 512 hidden units the difference is 1.4e-07 to 1.4e-07" in finding(section, "hidden units")
