@@ -14,6 +14,8 @@ from numpy.typing import DTypeLike
 
 from nn import check, data, parameters, placement
 from nn.batches import Schedule, split
+from nn.checkpoints.past import Past, open_past
+from nn.checkpoints.state import Checkpoint, Story
 from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
@@ -25,19 +27,20 @@ from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.network import Network
 from nn.options import Options
-from nn.plan import RankPart, files
+from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
 from nn.plan.paper import Task
 from nn.plan.probe import Setting
+from nn.progress import Epoch, Progress
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
-from nn.training import Diverged, Epoch, Training
+from nn.training import Diverged, Training
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import Choice, choose
-from pyrt.job import Job, join
+from pyrt.job import Job, defer_stops, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
 
@@ -53,9 +56,13 @@ def run(
     job = job or join()
     phases = phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
+    if options.checkpoint is not None:
+        defer_stops()
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
+    with phases.phase("load checkpoint"):
+        past = open_past(options, job, lambda line: console.say(f"warning: {line}"))
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     try:
@@ -65,15 +72,16 @@ def run(
         dataset = _load(options, job, phases)
         with job.together():
             _require_gemm(options, device.driver)
-        way = choose(options.exchange, device.driver, job, options.ranks_per_node)
-        part = _part(options, job, phases, device.driver, way, dataset)
+        digest = past.begin(options, dataset)
+        way = choose(past.exchange(options, device.driver), device.driver, job, options.ranks_per_node)
+        part = _part(options, job, phases, device.driver, way, dataset, past.plan(device.driver))
         ways = Ways.of(way, part)
         kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
         batch = _task(options, part.network, dataset).batch
         machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with closing(machine.links), np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, part, machine, dataset, console, device.why)
+            pipeline = _Pipeline(options, part, machine, dataset, console, device.why, past, digest)
             report = pipeline.evaluate() if options.evaluate else pipeline.train()
         phases.settle()
     finally:
@@ -119,16 +127,22 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
 
 
 def _part(
-    options: Options, job: Job, phases: Phases, driver: Driver, way: Choice, dataset: Dataset
+    options: Options,
+    job: Job,
+    phases: Phases,
+    driver: Driver,
+    way: Choice,
+    dataset: Dataset,
+    chosen: Plan | None,
 ) -> RankPart:
-    """What the plan that was asked for, or the fastest, gives this rank."""
+    """What the plan that was asked for, or ``chosen`` before, or the fastest, gives this rank."""
     sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
-    plan = None
+    plan = chosen
     with job.together():
         network = Network(sizes, options.activation, options.head)
         if job.rank == 0 and options.plan != AUTO:  # a file may be on this rank's node alone
             plan = choose_plan(options, network, job.size)
-    if options.plan == AUTO:
+    if options.plan == AUTO and plan is None:
         with phases.phase("choose plan"):
             plan = fastest_plan(Setting(job, driver, way, _task(options, network, dataset)))
     with job.together():
@@ -208,7 +222,11 @@ class _Pipeline:
         dataset: Dataset,
         console: Console,
         why: str,
+        past: Past,
+        digest: str,
     ) -> None:
+        """``digest`` is of the training data, where checkpoints are kept."""
+        self._past, self._digest = past, digest
         self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
         self._job, self._phases = machine.job, machine.phases
         self._losses: list[tuple[int, float]] = []
@@ -218,7 +236,7 @@ class _Pipeline:
             self._schedule = Schedule(
                 self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
             )
-            self._model = Model(options, part, machine, self._schedule.batch)
+            self._model = Model(options, part, machine, self._schedule.batch, past.parameters)
         with self._phases.phase("train setup"), self._job.together():
             self._placement = self._place()
         # Under --profile the host waits for the end of every phase.
@@ -245,7 +263,8 @@ class _Pipeline:
 
     def train(self) -> Report:
         """Train, score, check, save."""
-        machine = self._machine
+        machine, past = self._machine, self._past
+        every = self._options.steps_between_checkpoints(self._schedule.batches)
         with self._phases.phase("train setup"), self._job.together():
             training = Training(
                 self._options,
@@ -255,17 +274,53 @@ class _Pipeline:
                 self._schedule,
                 self._placement,
                 self._graphs,
+                [every] if self._options.checkpoint is not None else [],
             )
+            training.set_velocity(past.velocity)
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
-        epochs = training.run(validation, self._console)
+        if self._options.resume:
+            self._console.say(f"resumed at step {past.progress.step}")
+        keeper = past.keeper(self._options, every, self._console)
+        if keeper is None:
+            epochs = training.run(validation, self._console, past.progress, None).epochs
+        else:
+            with closing(keeper):
+                keeper.use(lambda progress: self._snapshot(training, validation, progress))
+                progress = training.run(validation, self._console, past.progress, keeper)
+                keeper.end(progress)
+            epochs = progress.epochs
         self._losses = training.printed
+        if keeper is not None and keeper.is_preempted:
+            step, steps = progress.step, self._schedule.steps
+            self._console.say(f"preempted at step {step} of {steps}: the same command with --resume goes on")
+            return dataclasses.replace(self._report(epochs, None, None), preempted=True)
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         _require_finite(scores)
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
         return self._report(epochs, scores, result)
+
+    def _snapshot(
+        self, training: Training, validation: Evaluator | None, progress: Progress
+    ) -> Checkpoint | None:
+        """A checkpoint of now on rank 0. Collective; Diverged where parameters are not finite."""
+        with self._phases.phase("checkpoint"):
+            ends_epoch = progress.step % self._schedule.batches == 0
+            if validation is None:
+                precision = None
+            elif ends_epoch and progress.epochs:
+                precision = progress.epochs[-1].validation_precision
+            else:
+                precision = validation.scores().precision
+            self._require_finite_parameters()
+            parameters, velocity = self._model.whole_parameters(), training.whole_velocity()
+            if self._job.rank > 0:
+                return None
+            plan = files.as_json(self._model.part.plan)
+            story = Story(progress, precision, self._options.as_json(), self._environment, plan, self._digest)
+            return Checkpoint(story, parameters, velocity)
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""

@@ -7,7 +7,9 @@ ways, on every rank:
 - ``main`` returns: its value is the exit code.
 - UserError, agreed by all ranks through ``Job.together``: one line, its exit code (2).
 - any other exception on any rank: its traceback, and MPI_Abort ends the others.
-- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI.
+- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI. Who can
+  stop by itself says so with ``defer_stops``: then these, and SIGUSR1, only ask it to (``stop_was_asked``); a
+  second SIGINT ends the rank at once.
 """
 
 from __future__ import annotations
@@ -253,6 +255,25 @@ def _print_traceback(program: str, job: Job) -> None:
     sys.stderr.flush()
 
 
+class _Stops:
+    """What signals have asked for."""
+
+    are_deferred = False
+    was_asked = False
+
+
+def defer_stops() -> None:
+    """From here on SIGTERM, SIGUSR1 and a first SIGINT ask the job to stop, and end nothing; called by the
+    main thread."""
+    _Stops.are_deferred = True
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+
+
+def stop_was_asked() -> bool:
+    """Whether this rank got such a signal."""
+    return _Stops.was_asked
+
+
 def _watch_signals(program: str) -> None:
     """End this rank on SIGINT and SIGTERM from a thread of its own.
 
@@ -269,11 +290,20 @@ def _watch_signals(program: str) -> None:
 
 def _end_on_signal(reader: int, program: str) -> None:
     number = os.read(reader, 1)[0]
-    while number not in (signal.SIGINT, signal.SIGTERM):
+    while not _ends(number):
         number = os.read(reader, 1)[0]
     if _launcher_rank() == 0:
         os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
     end_from_thread(128 + number)
+
+
+def _ends(number: int) -> bool:
+    """Whether a signal ends this rank now."""
+    if not _Stops.are_deferred:
+        return number in (signal.SIGINT, signal.SIGTERM)
+    again = number == signal.SIGINT and _Stops.was_asked
+    _Stops.was_asked |= number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    return again
 
 
 def end_from_thread(code: int) -> NoReturn:

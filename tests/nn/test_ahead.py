@@ -51,7 +51,7 @@ def test_orders_come_one_after_the_other_and_each_is_drawn_once(helpers):
         return np.arange(3) + epoch
 
     orders = Orders(draw, 4, [Worker() if helpers > 1 else Deferred() for _ in range(helpers)])
-    orders.start()
+    orders.start(0)
     assert [orders.take().tolist() for _ in range(4)] == [[e, e + 1, e + 2] for e in range(4)]
     orders.close()
     assert sorted(drawn) == [0, 1, 2, 3]
@@ -68,7 +68,7 @@ def test_orders_are_drawn_while_those_before_are_used():
         return np.empty(0, int)
 
     orders = Orders(draw, 4, [Worker(), Worker()])
-    orders.start()
+    orders.start(0)
     assert drawn[0].wait(60) and drawn[1].wait(60)
     orders.take()
     assert drawn[2].wait(60) and not drawn[3].is_set()

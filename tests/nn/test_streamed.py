@@ -106,7 +106,7 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
     rows = -(-batch // ranks)
     batches = batches_of(way, place, schedule, FakeJob(ranks, rank), rows)
     X = DeviceArray.empty(place.driver, (rows, 3), dtype)
-    batches.start()
+    batches.start(0)
     for step in range(schedule.steps):
         mine = schedule.rows(step)
         start, stop = share(len(mine), ranks, rank)
@@ -129,7 +129,7 @@ def test_helpers_are_given_chunks_and_not_batches(samples, batch, epochs):
     for number, helper in enumerate(batches._feed.helpers):
         start = helper.start
         helper.start = lambda work, start=start, number=number: (given.append(number), start(work))
-    batches.start()
+    batches.start(0)
     chunks = -(-schedule.steps // 4)
     assert len(given) == min(1 + 3, chunks)  # one is sent, and none of the three is idle
     for step in range(schedule.steps):
@@ -145,7 +145,7 @@ def test_the_next_chunk_is_sent_with_the_first_step_of_one(monkeypatch):
     monkeypatch.setattr(streamed.Feed, "send", lambda feed, chunk: sent.append(chunk))
     place, schedule = Place(CpuDriver(), None), Schedule(20, 20, 2, 2, True, 5)
     batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), 2)
-    batches.start()
+    batches.start(0)
     after = []
     for step in range(schedule.steps):
         batches.ahead(step)
@@ -182,7 +182,7 @@ def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
     loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
     end = operations.keep_loss(LossRing(loss, ring, DeviceArray.from_host(driver, np.zeros(1, np.int32))))
     late(late_stream)
-    batches.start()
+    batches.start(0)
     for step in range(schedule.steps):
         batches.begin(step)
         late(late_stream)
