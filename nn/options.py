@@ -169,8 +169,10 @@ class Options:
             raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
         if self.evaluate and (self.save or self.check):
             raise UserError("--evaluate trains nothing: leave out --save and --check")
-        if self.resume and self.checkpoint is None:
-            raise UserError("--resume: goes with --checkpoint DIR, the folder to go on from")
+        if self.checkpoint is None:
+            for name in ("resume", "checkpoint_every", "keep", "checkpoint_errors"):
+                if getattr(self, name) != getattr(Options, name):
+                    raise UserError(f"{_flag(name)}: goes with --checkpoint DIR")
         if self.evaluate and self.checkpoint:
             raise UserError(
                 "--evaluate trains nothing: leave out --checkpoint; --init takes a checkpoint's file"

@@ -36,6 +36,7 @@ from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
 from nn.training import Diverged, Training
+from nn.versions import code
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -72,16 +73,17 @@ def run(
         dataset = _load(options, job, phases)
         with job.together():
             _require_gemm(options, device.driver)
-        digest = past.begin(options, dataset)
+            network, schedule = _network(options, dataset), _schedule(options, dataset)
+        past = past.of(options, dataset, network, schedule)
         way = choose(past.exchange(options, device.driver), device.driver, job, options.ranks_per_node)
-        part = _part(options, job, phases, device.driver, way, dataset, past.plan(device.driver))
+        task = Task(network, schedule.batch, options.dtype, options.momentum > 0, options.gemm, options.math)
+        part = _part(options, job, phases, device.driver, way, task, past.plan(network, device.driver))
         ways = Ways.of(way, part)
         kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-        batch = _task(options, part.network, dataset).batch
-        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
+        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, schedule.batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with closing(machine.links), np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, part, machine, dataset, console, device.why, past, digest)
+            pipeline = _Pipeline(options, part, machine, dataset, schedule, console, device.why, past)
             report = pipeline.evaluate() if options.evaluate else pipeline.train()
         phases.settle()
     finally:
@@ -126,37 +128,39 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
+def _network(options: Options, dataset: Dataset) -> Network:
+    sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
+    return Network(sizes, options.activation, options.head)
+
+
+def _schedule(options: Options, dataset: Dataset) -> Schedule:
+    rows = split(len(dataset.images), options.val_fraction)
+    samples = options.samples or rows
+    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
+
+
 def _part(
     options: Options,
     job: Job,
     phases: Phases,
     driver: Driver,
     way: Choice,
-    dataset: Dataset,
+    task: Task,
     chosen: Plan | None,
 ) -> RankPart:
     """What the plan that was asked for, or ``chosen`` before, or the fastest, gives this rank."""
-    sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
     plan = chosen
     with job.together():
-        network = Network(sizes, options.activation, options.head)
         if job.rank == 0 and options.plan != AUTO:  # a file may be on this rank's node alone
-            plan = choose_plan(options, network, job.size)
+            plan = choose_plan(options, task.network, job.size)
     if options.plan == AUTO and plan is None:
         with phases.phase("choose plan"):
-            plan = fastest_plan(Setting(job, driver, way, _task(options, network, dataset)))
+            plan = fastest_plan(Setting(job, driver, way, task))
     with job.together():
         if job.rank == 0 and options.save_plan is not None:
             assert plan is not None
             files.save(options.save_plan, plan)
-    return RankPart(job.comm.bcast(plan), network, job.rank)
-
-
-def _task(options: Options, network: Network, dataset: Dataset) -> Task:
-    """A step of the training, its batch no larger than what there is."""
-    samples = options.samples or split(len(dataset.images), options.val_fraction)
-    batch = max(1, min(options.batch, samples))
-    return Task(network, batch, options.dtype, options.momentum > 0, options.gemm, options.math)
+    return RankPart(job.comm.bcast(plan), task.network, job.rank)
 
 
 def _kernels(
@@ -220,22 +224,17 @@ class _Pipeline:
         part: RankPart,
         machine: Machine,
         dataset: Dataset,
+        schedule: Schedule,
         console: Console,
         why: str,
         past: Past,
-        digest: str,
     ) -> None:
-        """``digest`` is of the training data, where checkpoints are kept."""
-        self._past, self._digest = past, digest
+        self._past, self._schedule = past, schedule
         self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
         self._job, self._phases = machine.job, machine.phases
         self._losses: list[tuple[int, float]] = []
         self._training_rows = split(len(dataset.images), options.val_fraction)
-        samples = options.samples or self._training_rows
         with self._phases.phase("train setup"), self._job.together():
-            self._schedule = Schedule(
-                self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
-            )
             self._model = Model(options, part, machine, self._schedule.batch, past.parameters)
         with self._phases.phase("train setup"), self._job.together():
             self._placement = self._place()
@@ -262,7 +261,7 @@ class _Pipeline:
         return "resident" if job.comm.allreduce(chosen == "resident") == job.size else "stream"
 
     def train(self) -> Report:
-        """Train, score, check, save."""
+        """Train, score, check, save; or stop before the end, where the job is asked to."""
         machine, past = self._machine, self._past
         every = self._options.steps_between_checkpoints(self._schedule.batches)
         with self._phases.phase("train setup"), self._job.together():
@@ -277,24 +276,37 @@ class _Pipeline:
                 [every] if self._options.checkpoint is not None else [],
             )
             training.set_velocity(past.velocity)
+            self._losses = training.printed
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
         if self._options.resume:
             self._console.say(f"resumed at step {past.progress.step}")
         keeper = past.keeper(self._options, every, self._console)
         if keeper is None:
-            epochs = training.run(validation, self._console, past.progress, None).epochs
-        else:
-            with closing(keeper):
-                keeper.use(lambda progress: self._snapshot(training, validation, progress))
-                progress = training.run(validation, self._console, past.progress, keeper)
+            return self._conclude(training.run(validation, self._console, past.progress, None), test)
+        with closing(keeper):
+            keeper.begin(lambda progress: self._snapshot(training, validation, progress))
+            progress = training.run(validation, self._console, past.progress, keeper)
+            with self._phases.phase("checkpoint"):
                 keeper.end(progress)
-            epochs = progress.epochs
-        self._losses = training.printed
-        if keeper is not None and keeper.is_preempted:
-            step, steps = progress.step, self._schedule.steps
-            self._console.say(f"preempted at step {step} of {steps}: the same command with --resume goes on")
-            return dataclasses.replace(self._report(epochs, None, None), preempted=True)
+            if keeper.is_preempted:
+                return self._preempted(progress, keeper.written)
+            report = self._conclude(progress, test)
+            keeper.finish()
+        return report
+
+    def _preempted(self, progress: Progress, written: int) -> Report:
+        """The run stops after these steps; the newest checkpoint is after those that are ``written``."""
+        where = "" if written == progress.step else f" from step {written}"
+        self._console.say(
+            f"preempted at step {progress.step} of {self._schedule.steps}: "
+            f"the same command with --resume goes on{where}"
+        )
+        return dataclasses.replace(self._report(progress.epochs, None, None), preempted=True)
+
+    def _conclude(self, progress: Progress, test: Evaluator | None) -> Report:
+        """Score, check and save what was trained."""
+        epochs = progress.epochs
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         _require_finite(scores)
@@ -306,21 +318,21 @@ class _Pipeline:
         self, training: Training, validation: Evaluator | None, progress: Progress
     ) -> Checkpoint | None:
         """A checkpoint of now on rank 0. Collective; Diverged where parameters are not finite."""
-        with self._phases.phase("checkpoint"):
-            ends_epoch = progress.step % self._schedule.batches == 0
-            if validation is None:
-                precision = None
-            elif ends_epoch and progress.epochs:
-                precision = progress.epochs[-1].validation_precision
-            else:
-                precision = validation.scores().precision
-            self._require_finite_parameters()
-            parameters, velocity = self._model.whole_parameters(), training.whole_velocity()
-            if self._job.rank > 0:
-                return None
-            plan = files.as_json(self._model.part.plan)
-            story = Story(progress, precision, self._options.as_json(), self._environment, plan, self._digest)
-            return Checkpoint(story, parameters, velocity)
+        ends_epoch = progress.step % self._schedule.batches == 0
+        if validation is None:
+            precision = None
+        elif ends_epoch and progress.epochs:
+            precision = progress.epochs[-1].validation_precision
+        else:
+            precision = validation.scores().precision
+        self._require_finite_parameters()
+        parameters, velocity = self._model.whole_parameters(), training.whole_velocity()
+        if self._job.rank > 0:
+            return None
+        environment = {**self._environment, **code()}
+        plan, data = files.as_json(self._model.part.plan), self._past.data
+        story = Story(progress, precision, self._options.as_json(), environment, plan, data)
+        return Checkpoint(story, parameters, velocity)
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""

@@ -276,7 +276,8 @@ class Training:
                     log.add(step, loss)
                 bar.update(run.steps)
                 if due and keeper is not None:
-                    keeper.keep(log.progress)
+                    with self._machine.phases.phase("checkpoint"):
+                        keeper.keep(log.progress)
                     if keeper.is_preempted:
                         break
         return log.progress

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ VERSION = 1
 OPTION = "--checkpoint"
 _VELOCITY = "v_"
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    "validation_precision": (float, type(None)),
+    "options": (dict,),
+    "environment": (dict,),
+    "plan": (dict,),
+    "data": (str,),
+}
+"""Of a story beside its progress, in JSON."""
+
+
+class OtherVersion(UserError):
+    """The checkpoint is not damaged, but of other code: what it was made by can read it."""
+
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Beside the path, then renamed; UserError where it cannot be written."""
@@ -45,8 +59,7 @@ def load(path: Path) -> Checkpoint:
     """UserError for a file that is damaged, or no checkpoint."""
     content, story = _story(path)
     arrays = npz.arrays(path, lambda name: name != "run")
-    sums = content.get("sha256")
-    if not isinstance(sums, dict) or sums != {name: _sha256(array) for name, array in arrays.items()}:
+    if content.get("sha256") != {name: _sha256(array) for name, array in arrays.items()}:
         raise UserError(f"{shown(path)}: its arrays are not those that were saved: it is damaged")
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_VELOCITY)}
     velocity = {
@@ -65,15 +78,21 @@ def _story(path: Path) -> tuple[dict[str, Any], Story]:
     try:
         content = json.loads(str(text))
         if content["version"] != VERSION:
-            raise UserError(
+            raise OtherVersion(
                 f"{shown(path)}: is a checkpoint of version {content['version']!r:.20}, and this code "
-                f"reads {VERSION}"
+                f"reads {VERSION}: go on with the code that made it, or name another folder"
             )
-        names = ("validation_precision", "options", "environment", "plan", "data")
-        values = {name: content[name] for name in names}
-        return content, Story(Progress.parsed(content["progress"]), **values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return content, Story(Progress.parsed(content["progress"]), **_values(content))
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{shown(path)}: is no checkpoint") from None
+
+
+def _values(content: Mapping[str, Any]) -> dict[str, Any]:
+    """All of a story but its progress; TypeError or KeyError for what is none."""
+    for name, types in _TYPES.items():
+        if type(content[name]) not in types:
+            raise TypeError(name)
+    return {name: content[name] for name in _TYPES}
 
 
 def _sha256(array: np.ndarray) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from nn.batches import Schedule
 from nn.data import Dataset
+from nn.network import Network
 from nn.options import Options
 from nn.progress import Progress
 from pyrt.errors import UserError
@@ -29,32 +31,44 @@ class Story:
     """Of these parameters."""
     options: dict[str, Any]
     environment: dict[str, Any]
-    """What it ran on: ranks, devices, versions, and what was chosen: exchange, plan."""
+    """What it ran on: ranks, devices, versions, revision, and what was chosen: exchange, plan."""
     plan: dict[str, Any]
     """As nn/plan/files.py writes it."""
     data: str
     """Digest of the training set: `digest`."""
 
-    def require_fits(self, options: Options, data: str) -> None:
-        """UserError where this run would train another network, or with other samples."""
+    def require_fits(self, options: Options, schedule: Schedule, data: str) -> None:
+        """UserError where this run would train another network, or with other samples, or not so far."""
         now = options.as_json()
         for name in _SAME:
             kept, asked = self.options.get(name), now[name]
             if kept != asked:
-                flag = f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"--resume: the checkpoint was made with {flag} {_words(kept)}, not {_words(asked)}: "
-                    "give it again, or another --checkpoint folder"
+                    f"--resume: the checkpoint was made {_words(name, kept)}, this run is "
+                    f"{_words(name, asked)}: give the same, or another --checkpoint folder"
                 )
         if self.data != data:
             raise UserError(
                 "--resume: the checkpoint was made with other training data: give the same --data, or "
                 "another --checkpoint folder"
             )
+        step, epochs = self.progress.step, self.progress.epochs
+        if step > schedule.steps:
+            raise UserError(
+                f"--resume: the checkpoint is of step {step}, and --epochs {options.epochs} end at "
+                f"{schedule.steps}: give more of them, or another --checkpoint folder"
+            )
+        if len(epochs) != schedule.epoch(step):
+            raise UserError(f"--resume: the checkpoint is of step {step}, but tells of {len(epochs)} epochs")
 
-    def is_of(self, ranks: int, devices: list[str]) -> bool:
+    def is_of(self, ranks: int, nodes: int, devices: list[str]) -> bool:
         """Whether it was made by so many ranks on such devices: what was chosen there serves here."""
-        return self.environment.get("ranks") == ranks and self.environment.get("devices") == devices
+        here = {"ranks": ranks, "nodes": nodes, "devices": devices}
+        return all(self.environment.get(name) == value for name, value in here.items())
+
+    def chose(self, option: str) -> bool:
+        """Whether the run that made it was to choose this by itself."""
+        return self.options.get(option) == "auto"
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,16 @@ class Checkpoint:
     story: Story
     parameters: dict[str, np.ndarray]
     velocity: dict[str, np.ndarray]
+
+    def require_arrays(self, network: Network, dtype: str, momentum: bool) -> None:
+        """UserError unless its arrays are those of this network, in this dtype."""
+        wanted = {name: (shape, np.dtype(dtype)) for name, shape in network.shapes.items()}
+        for what, arrays, expected in (
+            ("parameters", self.parameters, wanted),
+            ("velocities", self.velocity, wanted if momentum else {}),
+        ):
+            if {name: (array.shape, array.dtype) for name, array in arrays.items()} != expected:
+                raise UserError(f"--resume: the checkpoint's {what} are not those of {network} in {dtype}")
 
 
 def digest(dataset: Dataset, rows: int) -> str:
@@ -75,5 +99,11 @@ def digest(dataset: Dataset, rows: int) -> str:
     return found.hexdigest()
 
 
-def _words(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _words(name: str, value: object) -> str:
+    """How an option was given, as people give it."""
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"with --{word}" if value else f"with --no-{word}"
+    if value is None:
+        return f"without --{word}"
+    return f"with --{word} {','.join(map(str, value)) if isinstance(value, list) else value}"

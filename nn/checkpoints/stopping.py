@@ -20,6 +20,9 @@ SECONDS = 0.2
 _MOST = 1 << 20
 """Steps between them."""
 
+_MOMENT = 1.0
+"""Seconds for ranks that have met all the same to end their sum."""
+
 
 class Stopping:
     """Made and asked at the same steps on all ranks."""
@@ -38,7 +41,8 @@ class Stopping:
         if step < self._next:
             return False
         if self._request != MPI.REQUEST_NULL:
-            self._complete()
+            while not self._request.Test():
+                self._job.pause()
             if self._all[0]:
                 return True
         interval = max(1, int(self._all[1]))
@@ -48,14 +52,13 @@ class Stopping:
         return False
 
     def close(self) -> None:
-        """Collective: at the same step on all ranks."""
-        if self._request != MPI.REQUEST_NULL:
-            self._complete()
-        self._comm.Free()
-
-    def _complete(self) -> None:
+        """After an exception, too: then the others may never come, and are waited for a moment."""
+        give_up = time.perf_counter() + _MOMENT
         while not self._request.Test():
+            if time.perf_counter() > give_up:
+                return
             self._job.pause()
+        self._comm.Free()
 
     def _interval(self, step: int) -> int:
         """Steps of `SECONDS`, by those since the last look."""

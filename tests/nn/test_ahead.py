@@ -57,6 +57,22 @@ def test_orders_come_one_after_the_other_and_each_is_drawn_once(helpers):
     assert sorted(drawn) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("helpers", [1, 2, 3, 6])
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_orders_begin_with_any_epoch(helpers, first):
+    drawn = []
+
+    def draw(epoch):
+        drawn.append(epoch)
+        return np.array([epoch])
+
+    orders = Orders(draw, 4, [Worker() if helpers > 1 else Deferred() for _ in range(helpers)])
+    orders.start(first)
+    assert [orders.take().tolist() for _ in range(first, 4)] == [[epoch] for epoch in range(first, 4)]
+    orders.close()
+    assert sorted(drawn) == list(range(first, 4))
+
+
 def test_orders_are_drawn_while_those_before_are_used():
     drawn = {epoch: threading.Event() for epoch in range(4)}
     both = threading.Barrier(2)  # the first two at once

@@ -96,20 +96,15 @@ def batches_of(way, place, schedule, job, rows):
     return Streamed(feed, schedule, part, rows, [place.helper(), place.helper()])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
-@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1), (4, 3)])
-def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
-    """Over several epochs; a rank its own part, which may be empty."""
-    schedule = Schedule(17, samples, batch, 4, shuffle, 5)
-    rows = -(-batch // ranks)
-    batches = batches_of(way, place, schedule, FakeJob(ranks, rank), rows)
+def check_rows(place, dtype, way, schedule, job, first=0):
+    """Every step from the first one on gets the rank's part of the rows of the schedule."""
+    rows = -(-schedule.batch // job.size)
+    batches = batches_of(way, place, schedule, job, rows)
     X = DeviceArray.empty(place.driver, (rows, 3), dtype)
-    batches.start(0)
-    for step in range(schedule.steps):
+    batches.start(first)
+    for step in range(first, schedule.steps):
         mine = schedule.rows(step)
-        start, stop = share(len(mine), ranks, rank)
+        start, stop = share(len(mine), job.size, job.rank)
         source = batches.source(start)
         batches.begin(step)
         place.run(source.scaled(X.rows(0, stop - start), 1.0) if stop > start else batches.skip())
@@ -119,6 +114,24 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
         assert np.array_equal(seen[0], IMAGES[mine[start:stop]])
         assert np.array_equal(seen[1], LABELS[mine[start:stop]])
     batches.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1), (4, 3)])
+def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
+    """Over several epochs; a rank its own part, which may be empty."""
+    check_rows(place, dtype, way, Schedule(17, samples, batch, 4, shuffle, 5), FakeJob(ranks, rank))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (6, 4), (23, 3)])
+def test_a_run_may_begin_with_any_step(place, dtype, way, samples, batch):
+    """In the middle of an epoch, and of a chunk, which may have begun in the epoch before."""
+    schedule = Schedule(17, samples, batch, 4, True, 5)
+    for first in {1, schedule.batches, schedule.batches + 1, schedule.steps - 2, schedule.steps - 1}:
+        check_rows(place, dtype, way, schedule, FakeJob(3, 1), first)
 
 
 @pytest.mark.parametrize(("samples", "batch", "epochs"), [(24, 3, 2), (20, 3, 3), (9, 3, 5), (3, 3, 1)])
