@@ -28,8 +28,8 @@ WAYS = [{"graph": graph, "placement": where} for graph in (False, True) for wher
 def all_runs(schedule, most=MOST, ends=(), graphs=True):
     """Those of each epoch."""
     found = [[] for _ in range(schedule.epochs)]
-    for run in runs(schedule, 0, most, ends, graphs):
-        found[schedule.epoch(run.first)].append(run)
+    for steps in runs(schedule, 0, most, ends, graphs):
+        found[schedule.epoch(steps.first)].append(steps)
     return found
 
 
@@ -71,10 +71,9 @@ class TestRuns:
         batches = schedule(203, 10, 3)
         for first in range(batches.steps + 1):
             found = list(runs(batches, first, MOST, (6,), graphs))
-            assert [step for run in found for step in range(run.first, run.stop)] == list(
-                range(first, batches.steps)
-            )
-            assert all(batches.epoch(run.first) == batches.epoch(run.stop - 1) for run in found)
+            steps = [step for one in found for step in range(one.first, one.stop)]
+            assert steps == list(range(first, batches.steps))
+            assert all(batches.epoch(one.first) == batches.epoch(one.stop - 1) for one in found)
 
     def test_without_graphs_each_step_is_one(self):
         assert all_runs(schedule(30, 10, 2), 1, (), False) == [
