@@ -474,13 +474,14 @@ def test_it_is_finished_once_all_is_done(runs: Runs, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise UserError("no")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline.parameters, "save", refuse)
-        with pytest.raises(UserError, match="no"):
-            runs.kept()
-    assert (runs.state["state"], runs.state["step"]) == ("running", 15)
-    runs.resumed()
-    assert runs.state["state"] == "finished"
+    for go_on in (runs.kept, runs.resumed):
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline.parameters, "save", refuse)
+            with pytest.raises(UserError, match="no"):
+                go_on()
+        assert (runs.state["state"], runs.state["step"]) == ("running", 15)
+        runs.resumed()
+        assert runs.state["state"] == "finished"
 
 
 @pytest.mark.parametrize("epochs", [1, 50])
