@@ -132,6 +132,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from nn.model import Model
     from nn.network import Network
     from nn.plan import RankPart
+    from nn.progress import Progress
     from nn.training import Training
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
@@ -150,9 +151,9 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         schedule = Schedule(
             len(dataset.images), options.batch, options.batch, 1, options.shuffle, options.seed
         )
-        model = Model(options, part, machine, options.batch)
-        training = Training(options, model, machine, dataset, schedule, "resident", graphs=False)
-        training.run(None, Console(speaking=False))
+        model = Model(options, part, machine, options.batch, None)
+        training = Training(options, model, machine, dataset, schedule, "resident", graphs=False, ends=())
+        training.run(None, Console(speaking=False), Progress(), None)
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]
 
 

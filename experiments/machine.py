@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from experiments.jobs import ROOT
+from nn import versions
 from pyrt.devices import usable_gpus
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
@@ -46,8 +45,8 @@ def about() -> dict[str, str]:
         "CPU": f"{cores()} cores of {_cpu()}",
         "MPI": mpi.splitlines()[0].split(",")[0].strip() if mpi else "unknown",
         "Python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-        "revision": _revision(),
+        **versions.packages(PACKAGES),
+        "revision": versions.revision(),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -74,21 +73,6 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _revision() -> str:
-    """The commit, and which changes to it there are: results are of this code alone."""
-    revision, changes = _output("git", "rev-parse", "--short=12", "HEAD"), _output("git", "diff", "HEAD")
-    if changes:
-        revision += f" and changes {hashlib.sha256(changes.encode()).hexdigest()[:8]}"
-    return revision or "unknown: no git"
 
 
 def _output(*command: str) -> str:

@@ -89,13 +89,14 @@ class Orders:
         self._drawn = [np.empty(0, int) for _ in helpers]
         self._taken = 0
 
-    def start(self) -> None:
-        """Have the first orders drawn; called once, before the first ``take``."""
-        for epoch in range(len(self._helpers)):
-            self._start(epoch)
+    def start(self, epoch: int) -> None:
+        """Have orders drawn, of this epoch first; called once, before the first ``take``."""
+        self._taken = epoch
+        for ahead in range(len(self._helpers)):
+            self._start(epoch + ahead)
 
     def take(self) -> np.ndarray:
-        """The order of the next epoch, the first one at first."""
+        """The order of the next epoch, that of ``start`` at first."""
         epoch, ahead = self._taken, len(self._helpers)
         self._helpers[epoch % ahead].wait()
         order = self._drawn[epoch % ahead]

@@ -12,10 +12,13 @@ from typing import BinaryIO
 from nn.data.files import shown
 from pyrt.errors import UserError
 
+BEGUN = ".writing-"
+"""Before the name of a file that is not whole yet: one that a killed process has left."""
+
 
 def require_writable(option: str, path: Path) -> None:
     """UserError where ``path`` cannot be written; nothing is left behind, no folder is made."""
-    with _writing(option, path):
+    with writing(option, path):
         if path.is_dir():
             raise UserError(f"{option} {shown(path)}: is a folder: name a file in it")
         if not path.parent.is_dir():
@@ -32,8 +35,9 @@ def require_writable(option: str, path: Path) -> None:
 def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write through a temporary file beside ``path`` and rename it: readers see all of it or the old one."""
     path = path.resolve()  # through a symbolic link, not in its place
-    with _writing(option, path):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    with writing(option, path):
+        prefix = f"{BEGUN}{path.name}"[:40]
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
         try:
             with open(handle, "wb") as file:
                 write(file)
@@ -47,7 +51,7 @@ def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) ->
 
 
 @contextmanager
-def _writing(option: str, path: Path) -> Iterator[None]:
+def writing(option: str, path: Path) -> Iterator[None]:
     """Turn what fails while ``path`` is written into a UserError that names the option."""
     try:
         yield

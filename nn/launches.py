@@ -90,6 +90,10 @@ class Place:
         """The place 0."""
         return cls(DeviceArray.from_host(driver, np.zeros(2, np.int32)), advance, places)
 
+    def go_to(self, batch: int) -> None:
+        """The place of the batch of that number, counted from the place 0 on."""
+        self.state.set(np.array([batch * self.advance % self.places, 0], np.int32))
+
 
 @dataclass(frozen=True)
 class LossRing:

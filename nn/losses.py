@@ -40,6 +40,11 @@ class LossLog:
         self._latest = 0
         self._covered = self._read = 0
 
+    def start(self, step: int) -> None:
+        """The first loss will be that of this step."""
+        self.ring.place.set(np.array([step % RING], np.int32))
+        self._covered = self._read = step
+
     def read(self, stop: int, now: bool) -> list[tuple[int, float]]:
         """Steps before ``stop`` are queued: the losses that can be read, of each step once, in order.
 

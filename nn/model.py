@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from nn import parameters
@@ -31,12 +33,20 @@ class Model:
     """This rank's parameters on the device, the values that all start from, and room for the activations of a
     ``batch``. Collective; to be made within ``job.together()``."""
 
-    def __init__(self, options: Options, part: RankPart, machine: Machine, batch: int) -> None:
+    def __init__(
+        self,
+        options: Options,
+        part: RankPart,
+        machine: Machine,
+        batch: int,
+        resumed: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        """``resumed`` are whole parameters of a checkpoint to go on from, if there is one."""
         self.part, self.network = part, part.network
         self._job = machine.job
         self.initial = self._start(options, machine.job)
         self.parameters = Arena(machine.driver, Layout(part.shapes, options.dtype))
-        self.parameters.set(part.cut(self.initial))
+        self.parameters.set(part.cut(self.initial if resumed is None else dict(resumed)))
         self.terms = self._split_weights(machine, options)
         self.pool = TermsPool(machine.driver)
         most = part.plan.largest_group(batch)
@@ -49,11 +59,12 @@ class Model:
 
     def whole_parameters(self) -> dict[str, np.ndarray]:
         """All parameters, on rank 0; empty on others. Collective."""
-        mine, plan = self.parameters.to_host(), self.part.plan
+        plan = self.part.plan
+        mine = self.parameters.to_host() if self.part.group == 0 else None
         self._job.wait_for_all()
         if plan.is_data:
-            return mine if self._job.rank == 0 else {}
-        parts = self._job.comm.gather(mine if self.part.group == 0 else None)
+            return mine or {}
+        parts = self._job.comm.gather(mine)
         return whole_parameters(plan, self.network, parts[: plan.shards]) if parts is not None else {}
 
     def _split_weights(self, machine: Machine, options: Options) -> dict[int, Terms]:

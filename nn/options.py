@@ -23,6 +23,9 @@ from nn.tensor_cores import TERMS
 from pyrt import devices, exchange
 from pyrt.errors import UserError
 
+ERRORS = STOP, WARN = ("stop", "warn")
+"""What to do when a checkpoint cannot be written."""
+
 DTYPES = ("float32", "float64")
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 5e-3, "bf16": 5e-2}
@@ -71,6 +74,17 @@ class Options:
     init: Path | None = _option(None, "initial parameters W1, b1, ... from an .npz file", "FILE")
     save: Path | None = _option(None, "write the trained parameters to an .npz file", "FILE")
     evaluate: bool = _option(False, "train nothing: score the test set with the parameters of --init")
+    checkpoint: Path | None = _option(
+        None, "a folder for checkpoints: all that --resume needs to go on as if never stopped", "DIR"
+    )
+    checkpoint_every: str = _option("1ep", "with --checkpoint: steps, or epochs as 2ep, between two", "N[ep]")
+    resume: bool = _option(False, "with --checkpoint: go on from the newest whole one, if there is one")
+    keep: int = _option(
+        3, "with --checkpoint: so many of the last ones stay, and the best by validation", "K"
+    )
+    checkpoint_errors: str = _option(
+        "stop", "what to do when a checkpoint cannot be written: stop, or warn and go on", choices=ERRORS
+    )
     predictions: Path | None = _option(
         None, "with --evaluate: write the predicted labels, one a line", "FILE"
     )
@@ -140,6 +154,11 @@ class Options:
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value not in (*choices, *field.metadata["unoffered"]):
                 _require(field.name, value, False, f"one of {', '.join(choices)}")
+        _require("keep", self.keep, self.keep >= 1, "a whole number, 1 or more")
+        if not re.fullmatch("[1-9][0-9]{0,14}(ep)?", self.checkpoint_every):
+            raise UserError(
+                f"--checkpoint-every {self.checkpoint_every}: must be steps, as 500, or epochs, as 2ep"
+            )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -150,6 +169,14 @@ class Options:
             raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
         if self.evaluate and (self.save or self.check):
             raise UserError("--evaluate trains nothing: leave out --save and --check")
+        if self.checkpoint is None:
+            for name in ("resume", "checkpoint_every", "keep", "checkpoint_errors"):
+                if getattr(self, name) != getattr(Options, name):
+                    raise UserError(f"{_flag(name)}: goes with --checkpoint DIR")
+        if self.evaluate and self.checkpoint:
+            raise UserError(
+                "--evaluate trains nothing: leave out --checkpoint; --init takes a checkpoint's file"
+            )
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
         files = [
@@ -170,6 +197,11 @@ class Options:
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
 
+    def steps_between_checkpoints(self, batches: int) -> int:
+        """With so many batches an epoch."""
+        count = int(self.checkpoint_every.removesuffix("ep"))
+        return count * batches if self.checkpoint_every.endswith("ep") else count
+
     @property
     def check_tolerance(self) -> float:
         accuracy = self.math if self.dtype == "float32" else self.dtype
@@ -177,10 +209,13 @@ class Options:
 
     def as_json(self) -> dict[str, Any]:
         """All options in types that JSON has."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _at_least(value: int | None, least: int) -> bool:

@@ -46,14 +46,14 @@ def is_timed(step: int, steps: int) -> bool:
     return 0 < step < _TIMED_FIRST or (step > 0 and step % _TIMED_EVERY == 0) or steps == 1
 
 
-def runs(schedule: Schedule, epoch: int, most: int, ends: Sequence[int], graphs: bool) -> Iterator[Run]:
-    """The steps of an epoch in runs of 1, 2, 4, .. up to ``most`` steps.
+def runs(schedule: Schedule, step: int, most: int, ends: Sequence[int], graphs: bool) -> Iterator[Run]:
+    """The steps from this one to the last in runs of 1, 2, 4, .. up to ``most`` steps.
 
-    A step that is timed, and a short last one, are runs of their own; no run goes on past a multiple of one
-    of the ``ends``. Without graphs each step is a run.
+    A step that is timed, and a short last one, are runs of their own; no run goes on past the end of an
+    epoch, or a multiple of one of the ``ends``. Without graphs each step is a run.
     """
-    step, stop = epoch * schedule.batches, (epoch + 1) * schedule.batches
-    while step < stop:
+    while step < schedule.steps:
+        stop = (schedule.epoch(step) + 1) * schedule.batches
         run = _run(schedule, step, stop, most, ends) if graphs else Run(step, 1, False)
         yield run
         step += run.steps
@@ -165,6 +165,7 @@ class Gate:
     def __init__(self, exchange: Exchange, recorder: Recorder, buckets: int) -> None:
         self._exchange, self._recorder, self._last = exchange, recorder, buckets - 1
         self.name, self.on_device = exchange.name, exchange.on_device
+        self.updates = exchange.updates
 
     def ready(self, bucket: int) -> None:
         """As the exchange's. The last bucket's call can wait for the last graph: no work is behind it."""

@@ -16,7 +16,7 @@ from nn.data import Dataset
 from nn.evaluation import Scores
 from nn.files import write_whole
 from nn.options import Options
-from nn.training import Epoch
+from nn.progress import Epoch
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
 
@@ -50,6 +50,8 @@ class Report:
     """Step, counted from 1, and loss, of the steps that ``--print-every`` printed."""
     test: Scores | None = None
     check: Check | None = None
+    preempted: bool = False
+    """Whether the run was asked to stop, and left a checkpoint to go on from."""
     phases: list[PhaseRow] = field(default_factory=list)
 
     @property

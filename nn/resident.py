@@ -73,15 +73,18 @@ class Resident:
         """The place moves on."""
         return operations.skip_batch(self._place)
 
-    def start(self) -> None:
-        """Send the first epoch's order on its way."""
-        self._drawn.start()
-        self._send(0)
+    def start(self, step: int) -> None:
+        """Send the order of the first step's epoch on its way."""
+        epoch = self._schedule.epoch(step)
+        self._place.go_to(step)
+        self._drawn.start(epoch)
+        self._send(epoch)
+        self._wait_for(epoch)
 
     def begin(self, step: int) -> None:
         """Let the compute stream wait for the order that a step is the first to need."""
         if self._schedule.first(step) == 0:
-            self._driver.wait(self._streams.compute, self._uploaded[self._schedule.epoch(step) % 2])
+            self._wait_for(self._schedule.epoch(step))
 
     def end(self, step: int) -> None:
         """All work on the batch of a step, and of those before it, is queued."""
@@ -99,6 +102,9 @@ class Resident:
 
     def _ends_epoch(self, step: int) -> bool:
         return (step + 1) % self._schedule.batches == 0
+
+    def _wait_for(self, epoch: int) -> None:
+        self._driver.wait(self._streams.compute, self._uploaded[epoch % 2])
 
     def _send(self, epoch: int) -> None:
         driver, upload, half = self._driver, self._streams.upload, epoch % 2

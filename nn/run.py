@@ -14,6 +14,8 @@ from numpy.typing import DTypeLike
 
 from nn import check, data, parameters, placement
 from nn.batches import Schedule, split
+from nn.checkpoints.past import Past, open_past
+from nn.checkpoints.state import Checkpoint, Story
 from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
@@ -25,19 +27,21 @@ from nn.mma import MMA_TERMS
 from nn.model import Model
 from nn.network import Network
 from nn.options import Options
-from nn.plan import RankPart, files
+from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
 from nn.plan.paper import Task
 from nn.plan.probe import Setting
+from nn.progress import Epoch, Progress
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
-from nn.training import Diverged, Epoch, Training
+from nn.training import Diverged, Training
+from nn.versions import code
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import Choice, choose
-from pyrt.job import Job, join
+from pyrt.job import Job, defer_stops, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
 
@@ -53,9 +57,13 @@ def run(
     job = job or join()
     phases = phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
+    if options.checkpoint is not None:
+        defer_stops()
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
+    with phases.phase("load checkpoint"):
+        past = open_past(options, job, lambda line: console.say(f"warning: {line}"))
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     try:
@@ -65,15 +73,17 @@ def run(
         dataset = _load(options, job, phases)
         with job.together():
             _require_gemm(options, device.driver)
-        way = choose(options.exchange, device.driver, job, options.ranks_per_node)
-        part = _part(options, job, phases, device.driver, way, dataset)
+            network, schedule = _network(options, dataset), _schedule(options, dataset)
+        past = past.of(options, dataset, network, schedule)
+        way = choose(past.exchange(options, device.driver), device.driver, job, options.ranks_per_node)
+        task = Task(network, schedule.batch, options.dtype, options.momentum > 0, options.gemm, options.math)
+        part = _part(options, job, phases, device.driver, way, task, past.plan(network, device.driver))
         ways = Ways.of(way, part)
         kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-        batch = _task(options, part.network, dataset).batch
-        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
+        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, schedule.batch)
         # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
         with closing(machine.links), np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, part, machine, dataset, console, device.why)
+            pipeline = _Pipeline(options, part, machine, dataset, schedule, console, device.why, past)
             report = pipeline.evaluate() if options.evaluate else pipeline.train()
         phases.settle()
     finally:
@@ -118,31 +128,39 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
-def _part(
-    options: Options, job: Job, phases: Phases, driver: Driver, way: Choice, dataset: Dataset
-) -> RankPart:
-    """What the plan that was asked for, or the fastest, gives this rank."""
+def _network(options: Options, dataset: Dataset) -> Network:
     sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
-    plan = None
+    return Network(sizes, options.activation, options.head)
+
+
+def _schedule(options: Options, dataset: Dataset) -> Schedule:
+    rows = split(len(dataset.images), options.val_fraction)
+    samples = options.samples or rows
+    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
+
+
+def _part(
+    options: Options,
+    job: Job,
+    phases: Phases,
+    driver: Driver,
+    way: Choice,
+    task: Task,
+    chosen: Plan | None,
+) -> RankPart:
+    """What the plan that was asked for, or ``chosen`` before, or the fastest, gives this rank."""
+    plan = chosen
     with job.together():
-        network = Network(sizes, options.activation, options.head)
         if job.rank == 0 and options.plan != AUTO:  # a file may be on this rank's node alone
-            plan = choose_plan(options, network, job.size)
-    if options.plan == AUTO:
+            plan = choose_plan(options, task.network, job.size)
+    if options.plan == AUTO and plan is None:
         with phases.phase("choose plan"):
-            plan = fastest_plan(Setting(job, driver, way, _task(options, network, dataset)))
+            plan = fastest_plan(Setting(job, driver, way, task))
     with job.together():
         if job.rank == 0 and options.save_plan is not None:
             assert plan is not None
             files.save(options.save_plan, plan)
-    return RankPart(job.comm.bcast(plan), network, job.rank)
-
-
-def _task(options: Options, network: Network, dataset: Dataset) -> Task:
-    """A step of the training, its batch no larger than what there is."""
-    samples = options.samples or split(len(dataset.images), options.val_fraction)
-    batch = max(1, min(options.batch, samples))
-    return Task(network, batch, options.dtype, options.momentum > 0, options.gemm, options.math)
+    return RankPart(job.comm.bcast(plan), task.network, job.rank)
 
 
 def _kernels(
@@ -206,19 +224,18 @@ class _Pipeline:
         part: RankPart,
         machine: Machine,
         dataset: Dataset,
+        schedule: Schedule,
         console: Console,
         why: str,
+        past: Past,
     ) -> None:
+        self._past, self._schedule = past, schedule
         self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
         self._job, self._phases = machine.job, machine.phases
         self._losses: list[tuple[int, float]] = []
         self._training_rows = split(len(dataset.images), options.val_fraction)
-        samples = options.samples or self._training_rows
         with self._phases.phase("train setup"), self._job.together():
-            self._schedule = Schedule(
-                self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
-            )
-            self._model = Model(options, part, machine, self._schedule.batch)
+            self._model = Model(options, part, machine, self._schedule.batch, past.parameters)
         with self._phases.phase("train setup"), self._job.together():
             self._placement = self._place()
         # Under --profile the host waits for the end of every phase.
@@ -244,8 +261,9 @@ class _Pipeline:
         return "resident" if job.comm.allreduce(chosen == "resident") == job.size else "stream"
 
     def train(self) -> Report:
-        """Train, score, check, save."""
-        machine = self._machine
+        """Train, score, check, save; or stop before the end, where the job is asked to."""
+        machine, past = self._machine, self._past
+        every = self._options.steps_between_checkpoints(self._schedule.batches)
         with self._phases.phase("train setup"), self._job.together():
             training = Training(
                 self._options,
@@ -255,17 +273,66 @@ class _Pipeline:
                 self._schedule,
                 self._placement,
                 self._graphs,
+                [every] if self._options.checkpoint is not None else [],
             )
+            training.set_velocity(past.velocity)
+            self._losses = training.printed
             validation = self._evaluator(self._validation_set())
             test = self._evaluator(self._test_set())
-        epochs = training.run(validation, self._console)
-        self._losses = training.printed
+        if self._options.resume:
+            self._console.say(f"resumed at step {past.progress.step}")
+        keeper = past.keeper(self._options, every, self._console)
+        if keeper is None:
+            return self._conclude(training.run(validation, self._console, past.progress, None), test)
+        with closing(keeper):
+            keeper.begin(lambda progress: self._snapshot(training, validation, progress))
+            progress = training.run(validation, self._console, past.progress, keeper)
+            with self._phases.phase("checkpoint"):
+                keeper.end(progress)
+            if keeper.is_preempted:
+                return self._preempted(progress, keeper.written)
+            report = self._conclude(progress, test)
+            keeper.finish()
+        return report
+
+    def _preempted(self, progress: Progress, written: int) -> Report:
+        """The run stops after these steps; the newest checkpoint is after those that are ``written``."""
+        where = "" if written == progress.step else f" from step {written}"
+        self._console.say(
+            f"preempted at step {progress.step} of {self._schedule.steps}: "
+            f"the same command with --resume goes on{where}"
+        )
+        return dataclasses.replace(self._report(progress.epochs, None, None), preempted=True)
+
+    def _conclude(self, progress: Progress, test: Evaluator | None) -> Report:
+        """Score, check and save what was trained."""
+        epochs = progress.epochs
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         _require_finite(scores)
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
         return self._report(epochs, scores, result)
+
+    def _snapshot(
+        self, training: Training, validation: Evaluator | None, progress: Progress
+    ) -> Checkpoint | None:
+        """A checkpoint of now on rank 0. Collective; Diverged where parameters are not finite."""
+        ends_epoch = progress.step % self._schedule.batches == 0
+        if validation is None:
+            precision = None
+        elif ends_epoch and progress.epochs:
+            precision = progress.epochs[-1].validation_precision
+        else:
+            precision = validation.scores().precision
+        self._require_finite_parameters()
+        parameters, velocity = self._model.whole_parameters(), training.whole_velocity()
+        if self._job.rank > 0:
+            return None
+        environment = {**self._environment, **code()}
+        plan, data = files.as_json(self._model.part.plan), self._past.data
+        story = Story(progress, precision, self._options.as_json(), environment, plan, data)
+        return Checkpoint(story, parameters, velocity)
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""

@@ -64,8 +64,8 @@ class Batches(Protocol):
     def skip(self) -> Operation:
         """What a step does where this rank gets no sample of the batch."""
 
-    def start(self) -> None:
-        """Send what the first step needs on its way."""
+    def start(self, step: int) -> None:
+        """Send what the first step, of this number, needs on its way; let the compute stream wait for it."""
 
     def begin(self, step: int) -> None:
         """Let the compute stream wait for what a step, and those queued at once with it, need."""

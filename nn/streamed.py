@@ -69,12 +69,18 @@ class Streamed:
         """The place moves on."""
         return operations.skip_batch(self._place)
 
-    def start(self) -> None:
-        """Send the first chunk on its way, and have the next ones gathered."""
-        self._orders.start()
+    def start(self, step: int) -> None:
+        """Send the first step's chunk on its way, and have the next ones gathered."""
+        chunk = step // self.together
+        first = chunk * self.together  # perhaps in the epoch before
+        self._place.go_to(step)
+        self._orders.start(self._schedule.epoch(first))
+        self._next(first % self._schedule.batches * self._rows)
+        self._gathered = self._sent = chunk
         for _ in self._feed.helpers:
             self._gather()
         self._send()
+        self._feed.begin(chunk)
 
     def begin(self, step: int) -> None:
         """Let the compute stream wait for the chunk that a step is the first of."""

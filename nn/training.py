@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+
+import numpy as np
 
 from nn.ahead import Deferred, Helper, Worker
 from nn.batches import Schedule
+from nn.checkpoints.keeper import Keeper
 from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator
@@ -21,7 +23,8 @@ from nn.model import Model
 from nn.operations import Item, Operation
 from nn.options import Options
 from nn.panels import gradient_layout, panels
-from nn.plan import RankPart
+from nn.plan import RankPart, whole_parameters
+from nn.progress import Epoch, Progress
 from nn.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
@@ -34,7 +37,7 @@ from pyrt.exchange.choose import Choice
 from pyrt.exchange.in_turn import InTurn
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError, agreed_by_some
-from pyrt.memory import Arena
+from pyrt.memory import Arena, Layout
 from pyrt.moves import Links
 
 READ_EVERY = 4
@@ -54,23 +57,6 @@ class Diverged(AgreedError):
     code = 1
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """Mean loss over an epoch's samples while it trained; validation after it; seconds it took.
-
-    ``validation_loss`` is None where it is not finite.
-
-    Without validation these count from one epoch's last loss to the next one's, which the host reads some
-    steps later: those of a few short epochs mean little.
-    """
-
-    epoch: int
-    loss: float
-    validation_precision: float | None
-    validation_loss: float | None
-    seconds: float
-
-
 class Training:
     """A run's steps, built before the first one."""
 
@@ -83,8 +69,10 @@ class Training:
         schedule: Schedule,
         placement: str,
         graphs: bool,
+        ends: Sequence[int],
     ) -> None:
-        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs."""
+        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs; at
+        multiples of ``ends`` something is done between two steps."""
         self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
         driver, streams, phases = machine.driver, machine.streams, machine.phases
         self._gradients = Arena(driver, gradient_layout(model.part, options.dtype))
@@ -104,7 +92,7 @@ class Training:
         recorder = Recorder(driver, streams.compute, phases) if graphs else None
         self._steps = {size: self._make_steps(size, recorder) for size in schedule.sizes}
         self._graphs = graphs
-        self._ends = [self._batches.together, *([options.print_every] if options.print_every else [])]
+        self._ends = [self._batches.together, *ends, *([options.print_every] if options.print_every else [])]
 
     def _streamed(self, dataset: Dataset) -> Batches:
         machine, schedule, rows = self._machine, self._schedule, self._most_rows
@@ -223,6 +211,41 @@ class Training:
         # Under --profile each operation is seen by itself.
         return items if self._options.profile else fuse(items, machine.kernels, model.pool, model.known)
 
+    def set_velocity(self, whole: Mapping[str, np.ndarray]) -> None:
+        """Of all parameters: this rank takes its part. Without any they stay as they are: zeros."""
+        if self._velocity is not None and whole:
+            self._velocity.set(self._model.part.cut(dict(whole)))
+
+    def whole_velocity(self) -> dict[str, np.ndarray]:
+        """Of all parameters, on rank 0; empty on others, and without momentum. Collective.
+
+        A rank has it right only where it is the one that updates (`Exchange.updates`).
+        """
+        if self._velocity is None:
+            return {}
+        part, job, flat = self._model.part, self._machine.job, self._velocity.flat.to_host()
+        everything = sorted(panel.bucket for panel in self._panels)
+        updates = self._exchange.updates
+        if part.group > 0 and sorted(updates) == everything:
+            updates = ()  # the first group has the same
+        spans = [(start, min(stop, len(flat))) for start, stop in updates]
+        job.wait_for_all()
+        found = job.comm.gather((part.shard, spans, [flat[slice(*span)] for span in spans]))
+        if found is None:
+            return {}
+        layout = self._velocity.layout
+        parts = []
+        for shard in range(part.plan.shards):
+            shapes = RankPart(part.plan, part.network, shard).shapes
+            mine = Layout(shapes, layout.dtype)
+            buffer = np.zeros(mine.size, layout.dtype)
+            for owner, spans, values in found:
+                if owner == shard:
+                    for span, value in zip(spans, values, strict=True):
+                        buffer[slice(*span)] = value
+            parts.append({name: buffer[slice(*mine.span(name))].reshape(shapes[name]) for name in shapes})
+        return whole_parameters(part.plan, part.network, parts)
+
     def operations(self) -> list[Operation]:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
         return [
@@ -230,24 +253,34 @@ class Training:
             self._make_update().operation(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
-    def run(self, validation: Evaluator | None, console: Console) -> list[Epoch]:
-        """Train all epochs. Raises Diverged, on all ranks, when a loss is not finite.
+    def run(
+        self, validation: Evaluator | None, console: Console, start: Progress, keeper: Keeper | None
+    ) -> Progress:
+        """Train all steps behind ``start``; the ``keeper`` may keep checkpoints of them, and stop before the
+        last one. How far it came. Raises Diverged, on all ranks, when a loss is not finite.
 
         Without validation the steps of an epoch are queued before the last losses of the one before are
         read: the device never waits for the host in between.
         """
-        log = _EpochLog(self._schedule, validation, console)
+        log = _EpochLog(self._schedule, validation, console, start)
         with closing(self._exchange), closing(self._batches), console.bar(self._schedule.steps) as bar:
-            if self._schedule.steps:
-                self._batches.start()
-            for epoch in range(self._schedule.epochs):
-                for run in runs(self._schedule, epoch, self._most, self._ends, self._graphs):
-                    self._queue(run)
-                    for step, loss in self._log.read(run.stop, now=self._waits(run.stop, validation)):
-                        self._check(step, loss, console)
-                        log.add(step, loss)
-                    bar.update(run.steps)
-        return log.epochs
+            bar.update(start.step)
+            if start.step < self._schedule.steps:
+                self._log.start(start.step)
+                self._batches.start(start.step)
+            for run in runs(self._schedule, start.step, self._most, self._ends, self._graphs):
+                self._queue(run)
+                due = keeper is not None and keeper.is_due(run.stop)
+                for step, loss in self._log.read(run.stop, now=due or self._waits(run.stop, validation)):
+                    self._check(step, loss, console)
+                    log.add(step, loss)
+                bar.update(run.steps)
+                if due and keeper is not None:
+                    with self._machine.phases.phase("checkpoint"):
+                        keeper.keep(log.progress)
+                    if keeper.is_preempted:
+                        break
+        return log.progress
 
     def _waits(self, stop: int, validation: Evaluator | None) -> bool:
         """Whether the losses of all steps before this one are read before others are queued."""
@@ -287,16 +320,23 @@ class Training:
 class _EpochLog:
     """Adds up the losses of each epoch, and says what came of it when the last one is there."""
 
-    def __init__(self, schedule: Schedule, validation: Evaluator | None, console: Console) -> None:
-        self.epochs: list[Epoch] = []
+    def __init__(
+        self, schedule: Schedule, validation: Evaluator | None, console: Console, start: Progress
+    ) -> None:
         self._schedule, self._validation, self._console = schedule, validation, console
-        self._total = 0.0
+        self._step, self._epochs, self._total = start.step, list(start.epochs), start.loss_sum
         self._started = time.perf_counter()
+
+    @property
+    def progress(self) -> Progress:
+        """After the last step that was added."""
+        return Progress(self._step, list(self._epochs), self._total)
 
     def add(self, step: int, loss: float) -> None:
         """The loss of the next step."""
+        self._step = step + 1
         self._total += loss * self._schedule.size(step)
-        if (step + 1) % self._schedule.batches == 0:
+        if self._step % self._schedule.batches == 0:
             self._end(self._schedule.epoch(step) + 1)
 
     def _end(self, number: int) -> None:
@@ -306,8 +346,8 @@ class _EpochLog:
         if held_out is not None and not math.isfinite(held_out):
             held_out = None  # the next step's loss will say so, or the parameters
         started, self._started = self._started, time.perf_counter()
-        self.epochs.append(Epoch(number, loss, precision, held_out, self._started - started))
-        self._console.say(_epoch_line(self.epochs[-1], self._schedule.epochs))
+        self._epochs.append(Epoch(number, loss, precision, held_out, self._started - started))
+        self._console.say(_epoch_line(self._epochs[-1], self._schedule.epochs))
 
 
 def _epoch_line(epoch: Epoch, epochs: int) -> str:

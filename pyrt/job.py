@@ -7,7 +7,9 @@ ways, on every rank:
 - ``main`` returns: its value is the exit code.
 - UserError, agreed by all ranks through ``Job.together``: one line, its exit code (2).
 - any other exception on any rank: its traceback, and MPI_Abort ends the others.
-- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI.
+- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI. Who can
+  stop by itself says so with ``defer_stops``: then these only ask it to (``stop_was_asked``), as SIGUSR1 does
+  from the start; a second SIGINT ends the rank at once.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ _LAST_WORDS = 0.1
 
 _ABORT_SECONDS = 2
 """After which the system ends a rank whose launcher does not."""
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -253,15 +257,33 @@ def _print_traceback(program: str, job: Job) -> None:
     sys.stderr.flush()
 
 
+class _Stops:
+    """What signals have asked for."""
+
+    are_deferred = False
+    was_asked = False
+    was_interrupted = False
+
+
+def defer_stops() -> None:
+    """From here on SIGTERM and a first SIGINT ask the job to stop, and end nothing."""
+    _Stops.are_deferred = True
+
+
+def stop_was_asked() -> bool:
+    """Whether this rank got SIGUSR1, or one of those that are deferred."""
+    return _Stops.was_asked
+
+
 def _watch_signals(program: str) -> None:
-    """End this rank on SIGINT and SIGTERM from a thread of its own.
+    """End this rank on SIGINT and SIGTERM, or note that it shall stop, from a thread of its own.
 
     Python runs signal handlers in the main thread between bytecodes: never, while that thread waits
     inside MPI. But its C handler writes the signal's number to the wake-up pipe at once.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOPS:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=_end_on_signal, args=(reader, program), daemon=True).start()
@@ -269,11 +291,28 @@ def _watch_signals(program: str) -> None:
 
 def _end_on_signal(reader: int, program: str) -> None:
     number = os.read(reader, 1)[0]
-    while number not in (signal.SIGINT, signal.SIGTERM):
+    while not _ends(number):
+        if number in _STOPS and _Stops.are_deferred:
+            again = "; once more: at once" if number == signal.SIGINT else ""
+            _say(program, f"{signal.Signals(number).name}: stops as soon as all ranks can{again}")
         number = os.read(reader, 1)[0]
-    if _launcher_rank() == 0:
-        os.write(2, f"\n{program}: stopped by {signal.Signals(number).name}\n".encode())
+    _say(program, f"stopped by {signal.Signals(number).name}")
     end_from_thread(128 + number)
+
+
+def _ends(number: int) -> bool:
+    """Whether a signal ends this rank now."""
+    again = number == signal.SIGINT and _Stops.was_interrupted
+    ends = number in (signal.SIGINT, signal.SIGTERM) and (again or not _Stops.are_deferred)
+    _Stops.was_interrupted |= number == signal.SIGINT
+    _Stops.was_asked |= number in _STOPS
+    return ends
+
+
+def _say(program: str, text: str) -> None:
+    """By the first rank alone, and by the system: another thread may be within a print."""
+    if _launcher_rank() == 0:
+        os.write(2, f"\n{program}: {text}\n".encode())
 
 
 def end_from_thread(code: int) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from nn.data.files import shown
 from nn.files import write_whole
@@ -16,8 +17,13 @@ _LARGEST = 1 << 16
 
 def save(path: Path, plan: Plan) -> None:
     """Whole or not at all."""
-    text = json.dumps({"grid": [plan.groups, plan.shards], "layers": plan.splits})
+    text = json.dumps(as_json(plan))
     write_whole("--save-plan", path, lambda file: file.write(f"{text}\n".encode()))
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """What `parsed` reads."""
+    return {"grid": [plan.groups, plan.shards], "layers": list(plan.splits)}
 
 
 def load(path: Path) -> Plan:
@@ -25,21 +31,27 @@ def load(path: Path) -> Plan:
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_LARGEST))
+    except OSError as error:
+        raise UserError(f"--plan {shown(path)}: {error.strerror}: give data, model, auto or a file") from None
+    except (ValueError, RecursionError):
+        content = None
+    return parsed(content, f"--plan {shown(path)}")
+
+
+def parsed(content: Any, where: str) -> Plan:
+    """The plan that JSON holds; UserError, which begins with ``where``, for what is none."""
+    try:
         groups, shards = content["grid"]
         if not isinstance(content["layers"], list):
             raise TypeError
         splits = tuple(content["layers"])
-    except OSError as error:
-        raise UserError(f"--plan {shown(path)}: {error.strerror}: give data, model, auto or a file") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError(f'--plan {shown(path)}: is not {{"grid": [G, M], "layers": [..]}}') from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f'{where}: is not {{"grid": [G, M], "layers": [..]}}') from None
     if not all(type(size) is int and 0 < size < 2**31 for size in (groups, shards)):  # no bool
-        raise UserError(f"--plan {shown(path)}: a grid has two whole numbers, 1 or more")
+        raise UserError(f"{where}: a grid has two whole numbers, 1 or more")
     for split in splits:
         if split not in SPLITS:
-            raise UserError(
-                f"--plan {shown(path)}: a layer is split by {', '.join(SPLITS)}, not {split!r:.80}"
-            )
+            raise UserError(f"{where}: a layer is split by {', '.join(SPLITS)}, not {split!r:.80}")
     if shards == 1:
         return Plan.data(groups, len(splits))
     return Plan(groups, shards, splits)

@@ -117,6 +117,9 @@ class Exchange(Protocol):
     name: str
     on_device: bool
     """Whether all it does is to queue work on the device: a graph can hold it then."""
+    updates: Sequence[Bucket]
+    """The parts of the flat buffers whose parameters this rank updates itself: what an update keeps from step
+    to step, momentum, is right in these alone."""
 
     def ready(self, bucket: int) -> None:
         """The kernels that fill this bucket are queued on the compute stream. In bucket order.

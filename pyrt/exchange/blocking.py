@@ -5,9 +5,11 @@ The one to measure the others against.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpi4py import MPI
 
-from pyrt.exchange import Setting, covered
+from pyrt.exchange import Bucket, Setting, covered
 from pyrt.memory import pinned
 
 
@@ -18,6 +20,7 @@ class BlockingExchange:
     on_device = False
 
     def __init__(self, setting: Setting) -> None:
+        self.updates: Sequence[Bucket] = setting.buckets
         self._driver = setting.driver
         self._streams = setting.streams
         self._comm = setting.job.comm

@@ -153,6 +153,7 @@ class DeviceExchange:
         """By Iallreduce, or by shards. Collective. Raises UserError for buckets that MPI cannot count."""
         for bucket in setting.buckets:
             _require_countable(bucket, setting.job.size)
+        self.updates: Sequence[Bucket] = setting.buckets
         self._job, self._phases = setting.job, setting.phases
         self._compute = setting.streams.compute
         self._gathers: MPI.Comm | None = None if iallreduce else setting.job.comm.Dup()

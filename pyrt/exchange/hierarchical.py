@@ -9,6 +9,7 @@ carry a part, and each number crosses them once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mpi4py import MPI
@@ -16,18 +17,7 @@ from mpi4py import MPI
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, NoUpdate, Setting
 from pyrt.exchange.host import HostExchange
-from pyrt.exchange.peer import FOUR, Peers, mailboxes, require_peers
-
-
-def shard_buckets(peers: Peers) -> list[Bucket]:
-    """What this rank owns of the flat buffer, a bucket of each that it has a part of."""
-    result = []
-    for share in peers.shares:
-        start = (share.bucket.start // FOUR + peers.rank * share.fours) * FOUR
-        part = Bucket(max(start, share.bucket.start), min(start + share.fours * FOUR, share.bucket.stop))
-        if part.start < part.stop:
-            result.append(part)
-    return result
+from pyrt.exchange.peer import mailboxes, require_peers
 
 
 class HierarchicalExchange:
@@ -49,12 +39,12 @@ class HierarchicalExchange:
         require_peers("hierarchical", setting.driver, node)
         self._memory = mailboxes(setting, node)
         across = job.comm.Split(node.rank, job.rank)
-        self._shards = shard_buckets(self._memory.peers)
+        self.updates: Sequence[Bucket] = self._memory.peers.own
         self._across = (
             HostExchange(
-                replace(setting, job=replace(job, comm=across), buckets=self._shards, update=NoUpdate())
+                replace(setting, job=replace(job, comm=across), buckets=self.updates, update=NoUpdate())
             )
-            if self._shards
+            if self.updates
             else None  # all that there is belongs to others
         )
         self._comm = across
@@ -71,7 +61,7 @@ class HierarchicalExchange:
         with self._sum_phase:
             self._sum(self._compute)
         if self._across is not None:
-            for shard in range(len(self._shards)):
+            for shard in range(len(self.updates)):
                 self._across.ready(shard)
             self._across.finish()
         with self._spread_phase:

@@ -15,6 +15,8 @@ pyrt/job.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from mpi4py import MPI
 
@@ -51,6 +53,7 @@ class HostExchange:
     on_device = False
 
     def __init__(self, setting: Setting) -> None:
+        self.updates: Sequence[Bucket] = setting.buckets
         self._driver = setting.driver
         self._streams = setting.streams
         self._job = setting.job

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from pyrt.exchange import Exchange
+from pyrt.exchange import Bucket, Exchange
 
 
 class InTurn:
@@ -18,6 +18,9 @@ class InTurn:
         self._exchanges = [exchange for _, exchange in parts]
         self.name = " and ".join(exchange.name for exchange in self._exchanges)
         self.on_device = all(exchange.on_device for exchange in self._exchanges)
+        self.updates: Sequence[Bucket] = [
+            bucket for exchange in self._exchanges for bucket in exchange.updates
+        ]
         self._ready = {
             bucket: partial(exchange.ready, place)
             for buckets, exchange in parts

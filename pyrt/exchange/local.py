@@ -6,7 +6,9 @@ measure what one costs.
 
 from __future__ import annotations
 
-from pyrt.exchange import Setting
+from collections.abc import Sequence
+
+from pyrt.exchange import Bucket, Setting
 
 
 class LocalExchange:
@@ -16,6 +18,7 @@ class LocalExchange:
     on_device = True
 
     def __init__(self, setting: Setting) -> None:
+        self.updates: Sequence[Bucket] = setting.buckets
         self._compute = setting.streams.compute
         self._step = setting.phases.phase("step", self._compute)
         self._update = setting.update.bind(*setting.buckets, ends_step=True)

@@ -82,6 +82,17 @@ class Peers:
         return [share.bucket for share in self.shares]
 
     @property
+    def own(self) -> list[Bucket]:
+        """What this rank owns of the flat buffers: a part of each bucket that it has a part of."""
+        result = []
+        for share in self.shares:
+            start = (share.bucket.start // FOUR + self.rank * share.fours) * FOUR
+            part = Bucket(max(start, share.bucket.start), min(start + share.fours * FOUR, share.bucket.stop))
+            if part.start < part.stop:
+                result.append(part)
+        return result
+
+    @property
     def most_ranks(self) -> int:
         """For how many the kernels are compiled."""
         return most_ranks(self.ranks)
@@ -181,6 +192,7 @@ class PeerExchange:
         self._compute, self._phases = setting.streams.compute, setting.phases
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
         self._work = setting.update.bind_spread(self._memory.peers)
+        self.updates: Sequence[Bucket] = self._memory.peers.own
 
     def _share(self, setting: Setting) -> PeerMemory:
         """What the kernel works on, and so which one it is."""

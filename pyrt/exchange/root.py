@@ -9,10 +9,12 @@ these have nothing to do until its parameters come. No sum is made twice, so all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Setting, covered
+from pyrt.exchange import Bucket, Setting, covered
 from pyrt.memory import pinned
 
 _ROOT = 0
@@ -30,6 +32,7 @@ class RootExchange:
         self._comm = setting.job.comm
         self._phases = setting.phases
         self._is_root = setting.job.rank == _ROOT
+        self.updates: Sequence[Bucket] = setting.buckets if self._is_root else ()
         self._make_buffers(setting)
         self._update = setting.update.bind(*setting.buckets if self._is_root else (), ends_step=True)
         self._refresh = setting.update.refresh()

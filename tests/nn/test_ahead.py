@@ -51,10 +51,26 @@ def test_orders_come_one_after_the_other_and_each_is_drawn_once(helpers):
         return np.arange(3) + epoch
 
     orders = Orders(draw, 4, [Worker() if helpers > 1 else Deferred() for _ in range(helpers)])
-    orders.start()
+    orders.start(0)
     assert [orders.take().tolist() for _ in range(4)] == [[e, e + 1, e + 2] for e in range(4)]
     orders.close()
     assert sorted(drawn) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("helpers", [1, 2, 3, 6])
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_orders_begin_with_any_epoch(helpers, first):
+    drawn = []
+
+    def draw(epoch):
+        drawn.append(epoch)
+        return np.array([epoch])
+
+    orders = Orders(draw, 4, [Worker() if helpers > 1 else Deferred() for _ in range(helpers)])
+    orders.start(first)
+    assert [orders.take().tolist() for _ in range(first, 4)] == [[epoch] for epoch in range(first, 4)]
+    orders.close()
+    assert sorted(drawn) == list(range(first, 4))
 
 
 def test_orders_are_drawn_while_those_before_are_used():
@@ -68,7 +84,7 @@ def test_orders_are_drawn_while_those_before_are_used():
         return np.empty(0, int)
 
     orders = Orders(draw, 4, [Worker(), Worker()])
-    orders.start()
+    orders.start(0)
     assert drawn[0].wait(60) and drawn[1].wait(60)
     orders.take()
     assert drawn[2].wait(60) and not drawn[3].is_set()

@@ -17,12 +17,14 @@ from pyrt.streams import Streams
 class Steps:
     """A log and a loss on a device; step k has the loss k + 0.5."""
 
-    def __init__(self, driver, kernels, every):
+    def __init__(self, driver, kernels, every, first):
         self.streams = Streams(driver)
         self.loss = DeviceArray.from_host(driver, np.zeros(1, np.float32))
         self.log = LossLog(driver, self.streams, Phases(0.0).phase("reading"), self.loss, every)
         self.keep_loss = bind(operations.keep_loss(self.log.ring), self.streams, kernels)
-        self.queued = 0
+        self.queued = first
+        if first:
+            self.log.start(first)
 
     def queue(self, count):
         for _ in range(count):
@@ -37,15 +39,15 @@ class Steps:
 
 @pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])
 def steps(request):
-    """Makes Steps that read after so many steps."""
+    """Makes Steps that read after so many steps, perhaps not from the first one on."""
 
-    def make(every):
+    def make(every, first=0):
         if request.param == "cpu":
-            return Steps(CpuDriver(), None, every)
+            return Steps(CpuDriver(), None, every, first)
         from nn.launches import Kernels
 
         driver, library = request.getfixturevalue("driver"), request.getfixturevalue("library")
-        return Steps(driver, Kernels(library, np.float32), every)
+        return Steps(driver, Kernels(library, np.float32), every, first)
 
     return make
 
@@ -68,3 +70,13 @@ def test_each_loss_is_read_once_and_in_order(steps, every, counts):
     seen += steps.read(now=True)
     assert seen == [(step, step + 0.5) for step in range(steps.queued)]
     assert steps.read(now=True) == []
+
+
+@pytest.mark.parametrize("first", [1, RING - 1, RING, 5 * RING + 7])
+def test_a_run_may_begin_with_any_step(steps, first):
+    steps, seen = steps(4, first), []
+    for _ in range(3 * RING):
+        steps.queue(1)
+        seen += steps.read(now=False)
+    seen += steps.read(now=True)
+    assert seen == [(step, step + 0.5) for step in range(first, first + 3 * RING)]

@@ -26,7 +26,11 @@ WAYS = [{"graph": graph, "placement": where} for graph in (False, True) for wher
 
 
 def all_runs(schedule, most=MOST, ends=(), graphs=True):
-    return [list(runs(schedule, epoch, most, ends, graphs)) for epoch in range(schedule.epochs)]
+    """Those of each epoch."""
+    found = [[] for _ in range(schedule.epochs)]
+    for steps in runs(schedule, 0, most, ends, graphs):
+        found[schedule.epoch(steps.first)].append(steps)
+    return found
 
 
 def schedule(samples, batch, epochs=5):
@@ -60,6 +64,16 @@ class TestRuns:
         assert [steps for _, steps, _ in seventh] == [1, 1, 8, 8, 2, 1]
         printing = all_runs(schedule(200, 10), ends=[6])[1]
         assert [steps for _, steps, _ in printing] == [4, 4, 2, 4, 2, 4]
+
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_they_begin_at_any_step(self, graphs):
+        """And are the steps behind it, each once."""
+        batches = schedule(203, 10, 3)
+        for first in range(batches.steps + 1):
+            found = list(runs(batches, first, MOST, (6,), graphs))
+            steps = [step for one in found for step in range(one.first, one.stop)]
+            assert steps == list(range(first, batches.steps))
+            assert all(batches.epoch(one.first) == batches.epoch(one.stop - 1) for one in found)
 
     def test_without_graphs_each_step_is_one(self):
         assert all_runs(schedule(30, 10, 2), 1, (), False) == [

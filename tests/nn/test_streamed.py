@@ -96,20 +96,15 @@ def batches_of(way, place, schedule, job, rows):
     return Streamed(feed, schedule, part, rows, [place.helper(), place.helper()])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
-@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1), (4, 3)])
-def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
-    """Over several epochs; a rank its own part, which may be empty."""
-    schedule = Schedule(17, samples, batch, 4, shuffle, 5)
-    rows = -(-batch // ranks)
-    batches = batches_of(way, place, schedule, FakeJob(ranks, rank), rows)
+def check_rows(place, dtype, way, schedule, job, first=0):
+    """Every step from the first one on gets the rank's part of the rows of the schedule."""
+    rows = -(-schedule.batch // job.size)
+    batches = batches_of(way, place, schedule, job, rows)
     X = DeviceArray.empty(place.driver, (rows, 3), dtype)
-    batches.start()
-    for step in range(schedule.steps):
+    batches.start(first)
+    for step in range(first, schedule.steps):
         mine = schedule.rows(step)
-        start, stop = share(len(mine), ranks, rank)
+        start, stop = share(len(mine), job.size, job.rank)
         source = batches.source(start)
         batches.begin(step)
         place.run(source.scaled(X.rows(0, stop - start), 1.0) if stop > start else batches.skip())
@@ -121,6 +116,24 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
     batches.close()
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
+@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (3, 1), (4, 3)])
+def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
+    """Over several epochs; a rank its own part, which may be empty."""
+    check_rows(place, dtype, way, Schedule(17, samples, batch, 4, shuffle, 5), FakeJob(ranks, rank))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (6, 4), (23, 3)])
+def test_a_run_may_begin_with_any_step(place, dtype, way, samples, batch):
+    """In the middle of an epoch, and of a chunk, which may have begun in the epoch before."""
+    schedule = Schedule(17, samples, batch, 4, True, 5)
+    for first in {1, schedule.batches, schedule.batches + 1, schedule.steps - 2, schedule.steps - 1}:
+        check_rows(place, dtype, way, schedule, FakeJob(3, 1), first)
+
+
 @pytest.mark.parametrize(("samples", "batch", "epochs"), [(24, 3, 2), (20, 3, 3), (9, 3, 5), (3, 3, 1)])
 def test_helpers_are_given_chunks_and_not_batches(samples, batch, epochs):
     place, schedule = Place(CpuDriver(), None), Schedule(20, samples, batch, epochs, True, 5)
@@ -129,7 +142,7 @@ def test_helpers_are_given_chunks_and_not_batches(samples, batch, epochs):
     for number, helper in enumerate(batches._feed.helpers):
         start = helper.start
         helper.start = lambda work, start=start, number=number: (given.append(number), start(work))
-    batches.start()
+    batches.start(0)
     chunks = -(-schedule.steps // 4)
     assert len(given) == min(1 + 3, chunks)  # one is sent, and none of the three is idle
     for step in range(schedule.steps):
@@ -145,7 +158,7 @@ def test_the_next_chunk_is_sent_with_the_first_step_of_one(monkeypatch):
     monkeypatch.setattr(streamed.Feed, "send", lambda feed, chunk: sent.append(chunk))
     place, schedule = Place(CpuDriver(), None), Schedule(20, 20, 2, 2, True, 5)
     batches = batches_of("stream 4", place, schedule, FakeJob(1, 0), 2)
-    batches.start()
+    batches.start(0)
     after = []
     for step in range(schedule.steps):
         batches.ahead(step)
@@ -182,7 +195,7 @@ def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
     loss, ring = (DeviceArray.from_host(driver, np.zeros(1, np.float32)) for _ in range(2))
     end = operations.keep_loss(LossRing(loss, ring, DeviceArray.from_host(driver, np.zeros(1, np.int32))))
     late(late_stream)
-    batches.start()
+    batches.start(0)
     for step in range(schedule.steps):
         batches.begin(step)
         late(late_stream)

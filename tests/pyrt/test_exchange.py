@@ -190,6 +190,7 @@ def check(
     expected = first_parameters(dtype).astype(np.float64)
     close = {"rtol": 0, "atol": 20 * job.size * STEPS * np.finfo(dtype).eps}
 
+    check_what_it_updates(trainer, job, covered)
     for step in range(STEPS):
         gradients = made_gradients(step, job.size, dtype)
         total = gradients.astype(np.float64).sum(axis=0)
@@ -200,6 +201,8 @@ def check(
         np.testing.assert_allclose(trainer.gradients.to_host()[summed], total[summed], **close)
 
         if not driver.has_kernels:
+            own = [place for bucket in trainer.exchange.updates for place in range(*bucket)]
+            assert [place for place in own if place < PARAMETERS] == list([] if takes_over else inside)
             check_what_was_applied(trainer.update, total, [] if takes_over else inside, close)
 
         assert trainer.update.steps == step + 1
@@ -211,6 +214,18 @@ def check(
 
     for each in (trainer, again, trainer):
         each.exchange.close()
+
+
+def check_what_it_updates(trainer: Trainer, job: Job, covered: np.ndarray) -> None:
+    """Each rank all that is in a bucket, or each a part of it: no place is nobody's, or two ranks'."""
+    mine = np.zeros(SIZE, int)
+    for start, stop in trainer.exchange.updates:
+        mine[start:stop] += 1
+    everywhere = np.zeros(SIZE, int)
+    everywhere[covered] = 1
+    assert np.array_equal(job.comm.allreduce(mine), everywhere) or all(
+        job.comm.allgather(np.array_equal(mine, everywhere))
+    )
 
 
 def check_what_was_applied(

@@ -10,7 +10,6 @@ import pytest
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket
-from pyrt.exchange.hierarchical import shard_buckets
 from pyrt.exchange.peer import Peers, shares
 from pyrt.job import Job
 from tests.pyrt.test_exchange import BUCKETS, SIZE, Trainer, check
@@ -22,7 +21,7 @@ def test_the_shards_of_all_ranks_are_the_buckets(buckets: list[Bucket]) -> None:
         owned = np.zeros(SIZE, int)
         for rank in range(ranks):
             peers = Peers(rank, ranks, shares(buckets, ranks), "peer", [], None, 0, 32)
-            for start, stop in shard_buckets(peers):
+            for start, stop in peers.own:
                 assert start < stop
                 owned[start:stop] += 1
         expected = np.zeros(SIZE, int)

@@ -156,18 +156,23 @@ class TestEnd:
         assert done.stderr.count("Traceback") == 1
 
 
+def under_way(name: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A job of three ranks, and their processes, which have told them."""
+    job = start(3, name, folder)
+    files = [folder / f"rank-{rank}" for rank in range(3)]
+    wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None, "ranks to start")
+    assert job.poll() is None, end(job).stderr
+    time.sleep(0.2)  # most likely they are inside MPI by now; before it the signal must do the same
+    return job, [int(file.read_text()) for file in files]
+
+
 class TestSignals:
     """All ranks wait inside MPI, where Python runs no signal handler."""
 
     @pytest.fixture
     def waiting(self, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
-        """A job of three ranks that would wait for ever, and their processes."""
-        job = start(3, "endless", tmp_path)
-        files = [tmp_path / f"rank-{rank}" for rank in range(3)]
-        wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None, "ranks to start")
-        assert job.poll() is None, end(job).stderr
-        time.sleep(0.2)  # most likely they are inside MPI by now; before it the signal must do the same
-        return job, [int(file.read_text()) for file in files]
+        """A job of three ranks that would wait for ever."""
+        return under_way("endless", tmp_path)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("rank", [0, 1])
@@ -195,3 +200,35 @@ class TestSignals:
         assert set(exit_codes(tmp_path)) <= {130, 143}  # Open MPI gives ranks SIGTERM whatever it was given
         assert "Traceback" not in done.stderr
         wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+
+class TestDeferredStops:
+    """Of a job that can stop by itself."""
+
+    @pytest.mark.parametrize(
+        ("number", "rank"), [(signal.SIGINT, 0), (signal.SIGTERM, 1), (signal.SIGUSR1, 2)]
+    )
+    def test_a_signal_to_one_rank_asks_the_job_to_stop(self, number: int, rank: int, tmp_path: Path) -> None:
+        job, pids = under_way("asked_to_stop", tmp_path)
+        os.kill(pids[rank], number)
+        done = end(job)
+        assert done.returncode == 4
+        assert set(exit_codes(tmp_path)) == {4}
+        name = signal.Signals(number).name
+        assert (f"jobs.py: {name}: stops as soon as all ranks can" in done.stderr) == (rank == 0)
+
+    def test_a_second_interrupt_ends_it_at_once(self, tmp_path: Path) -> None:
+        """Not the first one, nor one more of the other signals."""
+        job, pids = under_way("deaf", tmp_path)
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(pids[0], number)
+            time.sleep(0.1)
+        assert job.poll() is None
+        os.kill(pids[0], signal.SIGINT)
+        done = end(job)
+        assert 130 in (done.returncode, *exit_codes(tmp_path)[:1])
+        assert "jobs.py: stopped by SIGINT\n" in done.stderr
+        wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+    def test_it_may_be_asked_before_it_can(self, tmp_path: Path) -> None:
+        assert end(start(2, "asked_early", tmp_path)).returncode == 4

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from pyrt.errors import UserError
-from pyrt.job import Job, agreed_by_some, join, run
+from pyrt.job import Job, agreed_by_some, defer_stops, join, run, stop_was_asked
 
 
 def describe(job: Job) -> int:
@@ -86,14 +86,43 @@ def failure_later(job: Job) -> int:
 
 def endless(job: Job) -> int:
     """Say which process each rank is, then wait inside MPI for a message that nobody sends."""
-    folder = Path(sys.argv[2])
-    unfinished = folder / f"unfinished-{job.rank}"
-    unfinished.write_text(str(os.getpid()))
-    unfinished.rename(folder / f"rank-{job.rank}")
+    _tell_process(job)
     if job.rank == 0:
         job.comm.recv(source=1)
     job.comm.Barrier()
     return 0
+
+
+def _tell_process(job: Job) -> None:
+    folder = Path(sys.argv[2])
+    unfinished = folder / f"unfinished-{job.rank}"
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(folder / f"rank-{job.rank}")
+
+
+def asked_to_stop(job: Job) -> int:
+    """Stop with 4 once any rank is asked to, however long that takes."""
+    defer_stops()
+    _tell_process(job)
+    while not any(job.comm.allgather(stop_was_asked())):
+        time.sleep(0.01)
+    return 4
+
+
+def deaf(job: Job) -> int:
+    """Wait inside MPI, as `endless`; who asks to stop is not heard."""
+    defer_stops()
+    return endless(job)
+
+
+def asked_early(job: Job) -> int:
+    """Each rank gets SIGUSR1 before it has said that it can stop; 4 where that is not forgotten."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    until = time.monotonic() + 10
+    while not stop_was_asked() and time.monotonic() < until:  # by a thread of its own
+        time.sleep(0.01)
+    defer_stops()
+    return 4 if stop_was_asked() else 5
 
 
 # mpirun may kill the shell that records this process's exit code: then this process dies, too.

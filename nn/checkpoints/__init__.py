@@ -1,0 +1,15 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, whole or not at all.
+
+================ ==================================================================================
+``state``        what a checkpoint holds, and whether this run may go on from it
+``files``        one checkpoint in an .npz file, with checksums
+``folder``       the checkpoints of a run: the last ones, the best one, state.json for scripts
+``writer``       rank 0 writes them beside the training
+``keeper``       when: every so many steps, and where ranks are asked to stop (``stopping``)
+================ ==================================================================================
+
+A file has whole parameters and velocities, whatever the plan: other numbers of ranks, plans and devices go
+on from it too, to rounding. Orders of samples are drawn from (seed, epoch): there is no other random state.
+"""
+
+from __future__ import annotations

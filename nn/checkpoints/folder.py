@@ -1,0 +1,147 @@
+"""The checkpoints of a run in a folder: the last ones, the best one, and state.json for scripts.
+
+    DIR/step-000000001200.npz   ..1400.npz   state.json
+
+state.json: ``state`` (running, preempted, finished), ``step``, ``checkpoint`` (the newest file), ``best``
+(that of the highest validation precision), and that precision.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from nn.checkpoints import files
+from nn.checkpoints.files import OPTION, OtherVersion
+from nn.checkpoints.state import Checkpoint
+from nn.data.files import reading, shown
+from nn.files import BEGUN, require_writable, write_whole, writing
+from pyrt.errors import UserError
+
+RUNNING, PREEMPTED, FINISHED = "running", "preempted", "finished"
+
+_NAME = re.compile(r"step-(\d{12})\.npz")
+_STATE = "state.json"
+
+
+class Folder:
+    """Touched by one rank alone. Files that are damaged, or not its own, it leaves alone."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self._keep = path, keep
+        self._precisions: dict[int, float | None] = {}
+        """Of the whole checkpoints that are there, by step: the validation precision."""
+
+    def prepare(self) -> None:
+        """Make the folder if need be; UserError where nothing can be written there."""
+        self._make()
+        require_writable(OPTION, self.path / _STATE)
+
+    def require_unused(self) -> None:
+        """UserError where there are checkpoints, which are somebody's work."""
+        if self._steps():
+            raise UserError(
+                f"{OPTION} {shown(self.path)}: has checkpoints: go on from them with --resume, or name "
+                "another folder"
+            )
+
+    def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest that is whole; those that would come before it are told."""
+        steps = self._steps()
+        while steps:
+            step = steps.pop()
+            try:
+                result = files.load(self.file(step))
+            except OtherVersion:
+                raise
+            except UserError as error:
+                warn(f"{error}; " + ("the one before it is taken" if steps else "there is none before it"))
+                continue
+            self._precisions[step] = result.story.validation_precision
+            self._know(steps)
+            return result
+        return None
+
+    def file(self, step: int) -> Path:
+        return self.path / f"step-{step:012d}.npz"
+
+    def begin(self) -> None:
+        """A run begins: state.json says so, and what a killed one has left half written goes."""
+        with writing(OPTION, self.path):
+            for name in ("step-", _STATE):
+                for path in self.path.glob(f"{BEGUN}{name}*"):
+                    path.unlink(missing_ok=True)
+        self._write_state(RUNNING)
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Write it, then remove those that are not to be kept; UserError where it cannot be written: then all
+        others stay."""
+        step = checkpoint.story.progress.step
+        self._make()
+        files.save(self.file(step), checkpoint)
+        self._precisions[step] = checkpoint.story.validation_precision
+        with writing(OPTION, self.path):
+            self._sync()
+        self._write_state(RUNNING)
+        kept = {*sorted(self._precisions)[-self._keep :], self._best}
+        with writing(OPTION, self.path):
+            for old in self._precisions.keys() - kept:
+                self.file(old).unlink(missing_ok=True)
+                del self._precisions[old]
+
+    def end(self, state: str) -> None:
+        """The run is over, or stopped."""
+        self._write_state(state)
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{OPTION} {shown(self.path)}: cannot be made ({error.strerror}): name another place"
+            ) from None
+
+    def _steps(self) -> list[int]:
+        """Of the files that are there, damaged ones too; ascending."""
+        if not self.path.is_dir():
+            return []
+        with reading(self.path):
+            found = [_NAME.fullmatch(path.name) for path in self.path.iterdir()]
+        return sorted(int(match[1]) for match in found if match)
+
+    def _know(self, steps: list[int]) -> None:
+        """Of these checkpoints, the whole ones: what they say of themselves is enough here."""
+        for step in steps:
+            try:
+                self._precisions[step] = files.load_story(self.file(step)).validation_precision
+            except UserError:
+                continue
+
+    @property
+    def _best(self) -> int | None:
+        """The step of the highest validation precision, the first of several; None where none has one."""
+        known = {step: value for step, value in sorted(self._precisions.items()) if value is not None}
+        return max(known, key=lambda step: known[step]) if known else None
+
+    def _write_state(self, state: str) -> None:
+        newest, best = max(self._precisions, default=None), self._best
+        content = {
+            "state": state,
+            "step": newest or 0,
+            "checkpoint": self.file(newest).name if newest is not None else None,
+            "best": self.file(best).name if best is not None else None,
+            "best_validation_precision": self._precisions[best] if best is not None else None,
+        }
+        text = json.dumps(content, indent=1)
+        write_whole(OPTION, self.path / _STATE, lambda file: file.write(f"{text}\n".encode()))
+
+    def _sync(self) -> None:
+        """The new name is on the disk too, before old files go."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,109 @@
+"""What a checkpoint holds, and whether a run may go on from it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nn.batches import Schedule
+from nn.data import Dataset
+from nn.network import Network
+from nn.options import Options
+from nn.progress import Progress
+from pyrt.errors import UserError
+
+_SAME = (
+    *("hidden", "activation", "head", "reg", "batch", "lr", "momentum", "dtype"),
+    *("samples", "val_fraction", "shuffle", "seed", "pixel_scale"),
+)
+"""Options without which another network would be trained, or on other batches."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """All of a checkpoint but its arrays, in types that JSON has."""
+
+    progress: Progress
+    validation_precision: float | None
+    """Of these parameters."""
+    options: dict[str, Any]
+    environment: dict[str, Any]
+    """What it ran on: ranks, devices, versions, revision, and what was chosen: exchange, plan."""
+    plan: dict[str, Any]
+    """As nn/plan/files.py writes it."""
+    data: str
+    """Digest of the training set: `digest`."""
+
+    def require_fits(self, options: Options, schedule: Schedule, data: str) -> None:
+        """UserError where this run would train another network, or with other samples, or not so far."""
+        now = options.as_json()
+        for name in _SAME:
+            kept, asked = self.options.get(name), now[name]
+            if kept != asked:
+                raise UserError(
+                    f"--resume: the checkpoint was made {_words(name, kept)}, this run is "
+                    f"{_words(name, asked)}: give the same, or another --checkpoint folder"
+                )
+        if self.data != data:
+            raise UserError(
+                "--resume: the checkpoint was made with other training data: give the same --data, or "
+                "another --checkpoint folder"
+            )
+        step, epochs = self.progress.step, self.progress.epochs
+        if step > schedule.steps:
+            raise UserError(
+                f"--resume: the checkpoint is of step {step}, and --epochs {options.epochs} end at "
+                f"{schedule.steps}: give more of them, or another --checkpoint folder"
+            )
+        if len(epochs) != schedule.epoch(step):
+            raise UserError(f"--resume: the checkpoint is of step {step}, but tells of {len(epochs)} epochs")
+
+    def is_of(self, ranks: int, nodes: int, devices: list[str]) -> bool:
+        """Whether it was made by so many ranks on such devices: what was chosen there serves here."""
+        here = {"ranks": ranks, "nodes": nodes, "devices": devices}
+        return all(self.environment.get(name) == value for name, value in here.items())
+
+    def chose(self, option: str) -> bool:
+        """Whether the run that made it was to choose this by itself."""
+        return self.options.get(option) == "auto"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A story with whole parameters W1, b1, .., and their velocities under the same names, if any."""
+
+    story: Story
+    parameters: dict[str, np.ndarray]
+    velocity: dict[str, np.ndarray]
+
+    def require_arrays(self, network: Network, dtype: str, momentum: bool) -> None:
+        """UserError unless its arrays are those of this network, in this dtype."""
+        wanted = {name: (shape, np.dtype(dtype)) for name, shape in network.shapes.items()}
+        for what, arrays, expected in (
+            ("parameters", self.parameters, wanted),
+            ("velocities", self.velocity, wanted if momentum else {}),
+        ):
+            if {name: (array.shape, array.dtype) for name, array in arrays.items()} != expected:
+                raise UserError(f"--resume: the checkpoint's {what} are not those of {network} in {dtype}")
+
+
+def digest(dataset: Dataset, rows: int) -> str:
+    """SHA-256 of the first ``rows`` images and labels: those that are trained on."""
+    found = hashlib.sha256()
+    for array in (dataset.images[:rows], dataset.labels[:rows]):
+        found.update(f"{array.shape} {array.dtype}".encode())
+        found.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _words(name: str, value: object) -> str:
+    """How an option was given, as people give it."""
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"with --{word}" if value else f"with --no-{word}"
+    if value is None:
+        return f"without --{word}"
+    return f"with --{word} {','.join(map(str, value)) if isinstance(value, list) else value}"
