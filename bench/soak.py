@@ -2,9 +2,9 @@
 
     mpirun -n 2 python3 bench/soak.py [--minutes 8] [--device cuda]
 
-The training is `train.py`'s, with checkpoints and validation in it. Each rank looks at itself at the end of an
-epoch, once a second at most; when the time is up the job is asked to stop as a cluster would ask it. The table
-has the first and the last quarter of the time; exit code 1 where memory or files have grown.
+The training is `train.py`'s, with checkpoints and validation in it. Each rank looks at itself at the end of
+an epoch, once a second at most; when the time is up the job is asked to stop as a cluster would ask it. The
+table has the first and the last quarter of the time; exit code 1 where memory or files have grown.
 """
 
 from __future__ import annotations

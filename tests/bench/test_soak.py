@@ -37,17 +37,15 @@ def test_memory_and_files_must_not_grow_and_times_may():
 
 def test_a_look_sees_what_the_process_takes():
     before = soak.look(1.0, "cpu")
-    block, handle = bytearray(os.urandom(1 << 20)) * 32, open(os.devnull)
-    after = soak.look(1.0, "cpu")
-    handle.close()
+    block = bytearray(os.urandom(1 << 20)) * 32
+    with open(os.devnull):
+        after = soak.look(1.0, "cpu")
     assert after["host MB"] - before["host MB"] > 25
     assert after["open files"] - before["open files"] == 1
     assert len(block) == 32 << 20
 
 
 def test_a_job_is_soaked_and_ends_by_itself():
-    done = mpirun(2, sys.executable, "bench/soak.py", "--minutes", "0.1", "--device", "cpu")
-    if "too few" in done.stderr or "long enough" in done.stderr:
-        pytest.skip("the machine is too slow for a short soak")
-    assert done.returncode in (0, 1), done.stderr  # what grows in six seconds is no leak
+    done = mpirun(2, sys.executable, "bench/soak.py", "--minutes", "0.2", "--device", "cpu")
+    assert done.returncode in (0, 1), done.stderr  # what grows in so few seconds is no leak
     assert len(re.findall("^open files", done.stdout, re.M)) == 2
