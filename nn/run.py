@@ -57,13 +57,15 @@ def run(
     job = job or join()
     phases = phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
+    past = Past(job)
     if options.checkpoint is not None:
         defer_stops()
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
-    with phases.phase("load checkpoint"):
-        past = open_past(options, job, lambda line: console.say(f"warning: {line}"))
+    if options.checkpoint is not None:
+        with phases.phase("load checkpoint"):
+            past = open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -95,14 +96,13 @@ class Past:
         return Keeper(self.job, writer, every, options.checkpoint_errors, self.progress.step, console)
 
 
-def open_past(options: Options, job: Job, warn: Callable[[str], None]) -> Past:
-    """Find what there is to go on from. Collective; UserError on all ranks where none can be kept."""
-    if options.checkpoint is None:
-        return Past(job)
+def open_past(path: Path, options: Options, job: Job, warn: Callable[[str], None]) -> Past:
+    """Find what there is to go on from in that folder. Collective; UserError on all ranks where none can be
+    kept."""
     folder, checkpoint = None, None
     with job.together():
         if job.rank == 0:
-            folder = Folder(options.checkpoint, options.keep)
+            folder = Folder(path, options.keep)
             _prepare(folder, options, warn)
             checkpoint = folder.newest(warn) if options.resume else None
     return Past(job, folder, job.comm.bcast(checkpoint))
