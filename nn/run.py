@@ -327,8 +327,8 @@ class _Pipeline:
             precision = progress.epochs[-1].validation_precision
         else:
             precision = validation.scores().precision
-        self._require_finite_parameters()
         parameters, velocity = self._model.whole_parameters(), training.whole_velocity()
+        self._agree_on_finite(all(np.isfinite(array).all() for array in parameters.values()))
         if self._job.rank > 0:
             return None
         environment = {**self._environment, **code()}
@@ -338,8 +338,11 @@ class _Pipeline:
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""
-        finite = bool(np.isfinite(self._model.parameters.flat.to_host()).all())
-        if not all(self._job.comm.allgather(finite)):  # each shard knows of its own alone
+        self._agree_on_finite(bool(np.isfinite(self._model.parameters.flat.to_host()).all()))
+
+    def _agree_on_finite(self, finite: bool) -> None:
+        """Diverged on all ranks, unless those that each knows of are."""
+        if not all(self._job.comm.allgather(finite)):
             raise Diverged(
                 "the last step left parameters that are not finite: nothing was written; try a smaller --lr"
             )

@@ -81,6 +81,23 @@ def test_an_unknown_option(arguments, word):
     assert word in refusal(*arguments)
 
 
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "ep", "0ep", "2 ep", "2epochs", "x", "1" * 16])
+def test_checkpoints_that_make_no_sense(value):
+    message = refusal("--checkpoint", "c", f"--checkpoint-every={value}")
+    assert f"--checkpoint-every {value}: must be steps, as 500, or epochs, as 2ep" in message
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "x"])
+def test_how_many_are_kept(value):
+    assert "--keep" in refusal("--checkpoint", "c", f"--keep={value}")
+
+
+@pytest.mark.parametrize(("value", "steps"), [("1", 1), ("500", 500), ("1ep", 36), ("20ep", 720)])
+def test_steps_between_checkpoints(value, steps):
+    options = parse(["--checkpoint", "c", "--checkpoint-every", value])
+    assert options.steps_between_checkpoints(36) == steps
+
+
 def test_no_exchange_at_all_is_for_python_alone(capsys):
     assert Options(exchange="local").exchange == "local"
     assert "local" in refusal("--exchange", "local")
@@ -102,6 +119,11 @@ def test_no_exchange_at_all_is_for_python_alone(capsys):
         (["--tolerance", "1e-3"], ["--tolerance", "--check"]),
         (["--sanitize"], ["--sanitize", "--device emulated"]),
         (["--order-seed", "1", "--device", "cpu"], ["--order-seed", "--device emulated"]),
+        (["--resume"], ["--resume", "--checkpoint DIR"]),
+        (["--checkpoint-every", "5"], ["--checkpoint-every", "--checkpoint DIR"]),
+        (["--keep", "1"], ["--keep", "--checkpoint DIR"]),
+        (["--checkpoint-errors", "warn"], ["--checkpoint-errors", "--checkpoint DIR"]),
+        (["--evaluate", "--init", "a.npz", "--checkpoint", "c"], ["--evaluate", "--checkpoint"]),
     ],
 )
 def test_options_that_do_not_go_together(arguments, words):

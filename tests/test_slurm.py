@@ -1,0 +1,66 @@
+"""docs/slurm.sh: the job goes back into the queue where its training was preempted, and only there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder
+from tests import mpi
+
+SRUN = """#!/bin/sh
+echo "$@" >srun
+[ -n "$STATE" ] && cp "$STATE" checkpoints-42/state.json
+exit "${CODE:-0}"
+"""
+"""Leaves what it was told to start; its training writes this state and ends with this code."""
+
+SCONTROL = """#!/bin/sh
+echo "$@" >scontrol
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the job was submitted, with commands of Slurm's names, and a state for each end of a training."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{commands}:$PATH"\n')
+    (tmp_path / "checkpoints-42").mkdir()
+    for state in (PREEMPTED, FINISHED):
+        written = Folder(tmp_path / state, 1)
+        written.prepare()
+        written.end(state)
+    return tmp_path
+
+
+def submit(folder: Path, *arguments: str, **variables: str) -> int:
+    """The exit code of the job."""
+    slurm = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "42"}
+    script = mpi.ROOT / "docs" / "slurm.sh"
+    return subprocess.run(
+        ["bash", script, *arguments], env=mpi.environment({**slurm, **variables}), timeout=mpi.TIMEOUT
+    ).returncode
+
+
+def test_a_preempted_training_goes_back_into_the_queue(folder: Path) -> None:
+    assert submit(folder, "--epochs", "9", STATE=str(folder / PREEMPTED / "state.json")) == 0
+    assert (folder / "scontrol").read_text() == "requeue 42\n"
+    started = (folder / "srun").read_text()
+    assert started.endswith("--checkpoint checkpoints-42 --resume --epochs 9\n") and " train.py " in started
+
+
+def test_a_finished_one_does_not(folder: Path) -> None:
+    assert submit(folder, STATE=str(folder / FINISHED / "state.json")) == 0
+    assert not (folder / "scontrol").exists()
+
+
+def test_nor_does_one_that_fails_after_it_was_preempted_before(folder: Path) -> None:
+    assert submit(folder, STATE=str(folder / PREEMPTED / "state.json"), CODE="2") == 2
+    assert not (folder / "scontrol").exists()
