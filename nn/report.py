@@ -15,6 +15,7 @@ from nn.check import Check
 from nn.data import Dataset
 from nn.evaluation import Scores
 from nn.files import write_whole
+from nn.memory import Needs
 from nn.options import Options
 from nn.training import Epoch
 from pyrt.job import Job
@@ -51,6 +52,8 @@ class Report:
     test: Scores | None = None
     check: Check | None = None
     phases: list[PhaseRow] = field(default_factory=list)
+    memory: Needs | None = None
+    """Of the rank that needs most, counted before the run."""
 
     @property
     def passed(self) -> bool:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn import check, data, parameters, placement
+from nn import check, data, parameters
 from nn.batches import Schedule, split
 from nn.console import Console
 from nn.data import Dataset
-from nn.evaluation import Evaluator, Samples, Scores, score
+from nn.evaluation import Scores, score
 from nn.files import require_writable, write_whole
 from nn.gemm_versions import fastest_gemm, runs_gemm
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
+from nn.memory import Needs, Pool, fit, largest
 from nn.mma import MMA_TERMS
-from nn.model import Model
+from nn.model import initial_parameters
 from nn.network import Network
 from nn.options import Options
 from nn.plan import RankPart, files
@@ -31,9 +33,9 @@ from nn.plan.paper import Task
 from nn.plan.probe import Setting
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
-from nn.resident import Resident
-from nn.training import Diverged, Epoch, Training
-from pyrt.devices import open_device
+from nn.setup import Setup, set_up, test_set, validation_set
+from nn.training import Diverged, Epoch
+from pyrt.devices import Device, open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import Choice, choose
@@ -68,18 +70,29 @@ def run(
         way = choose(options.exchange, device.driver, job, options.ranks_per_node)
         part = _part(options, job, phases, device.driver, way, dataset)
         ways = Ways.of(way, part)
-        kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-        batch = _task(options, part.network, dataset).batch
-        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
-        # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
-        with closing(machine.links), np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, part, machine, dataset, console, device.why)
-            report = pipeline.evaluate() if options.evaluate else pipeline.train()
+        with job.together():
+            schedule = _schedule(options, dataset)
+        with phases.phase("count memory"):
+            memory = fit(options, part, ways, job, device.driver, dataset, schedule)
+            needs = largest(memory.needs, job)
+        environment = _environment(options, job, device, part, ways, dataset, schedule, memory.placement)
+        if options.memory:
+            _show(environment, needs, memory.pools, console)
+        with job.together():
+            memory.require_room(options.placement)
+        report = Report(options.as_json(), environment, memory=needs)
+        if not options.memory:
+            kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
+            batch = schedule.batch
+            machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
+            # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
+            with closing(machine.links), np.errstate(all="ignore"):
+                report = _run(options, part, machine, dataset, schedule, report, console)
         phases.settle()
     finally:
         with phases.phase("close device"):
             device.driver.close()
-    return dataclasses.replace(report, phases=gather_phases(job, phases.times()))
+    return replace(report, phases=gather_phases(job, phases.times()))
 
 
 def _require_writable_files(options: Options) -> None:
@@ -145,6 +158,64 @@ def _task(options: Options, network: Network, dataset: Dataset) -> Task:
     return Task(network, batch, options.dtype, options.momentum > 0, options.gemm, options.math)
 
 
+def _schedule(options: Options, dataset: Dataset) -> Schedule:
+    rows = split(len(dataset.images), options.val_fraction)
+    samples = options.samples or rows
+    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
+
+
+def _environment(
+    options: Options,
+    job: Job,
+    device: Device,
+    part: RankPart,
+    ways: Ways,
+    dataset: Dataset,
+    schedule: Schedule,
+    placement: str,
+) -> dict[str, Any]:
+    """What the run stands on, and the lines that say so. Collective."""
+    driver, network = device.driver, part.network
+    devices = job.comm.gather(driver.device_name)
+    nodes = job.comm.allreduce(job.node.rank == 0)
+    environment = {
+        "ranks": job.size,
+        "nodes": int(nodes),
+        "device": driver.name,
+        "devices": job.comm.bcast(devices),
+        "device_why": device.why,
+        "mpi": job.library,
+        "blas_threads": job.threads,
+        "plan": str(part.plan),
+        "exchange": ways.all.name,
+        "exchange_why": ways.all.why,
+        "placement": placement,
+        "graphs": _replays_graphs(options, driver),
+        "gemm": _gemm_version(options, driver) if driver.has_kernels else "numpy",
+        "network": str(network),
+        "parameters": network.parameter_count,
+        "data": dataset.name,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    rows = split(len(dataset.images), options.val_fraction)
+    return {**environment, "header": header(environment, options, dataset, rows, schedule)}
+
+
+def _replays_graphs(options: Options, driver: Driver) -> bool:
+    """Under --profile the host waits for the end of every phase."""
+    return options.graph and not options.profile and driver.has_kernels
+
+
+def _show(environment: dict[str, Any], needs: Needs, pools: Sequence[Pool], console: Console) -> None:
+    """What --memory is for."""
+    for line in environment["header"]:
+        console.say(line)
+    console.say(f"\nmemory of rank {needs.rank}, of those that need most\n\n{needs.table()}\n")
+    for pool in pools:
+        console.say(pool.said())
+
+
 def _kernels(
     options: Options,
     job: Job,
@@ -177,7 +248,7 @@ def _require_gemm(options: Options, driver: Driver) -> None:
     what = f"{driver.name}, {driver.device_name}"
     if driver.has_kernels and not runs_gemm(options.gemm, driver.architecture):
         raise UserError(f"--gemm {options.gemm}: {what}, has no such tensor cores: use --gemm auto")
-    version = options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
+    version = _gemm_version(options, driver)
     if version == "mma" and driver.has_kernels and options.math not in MMA_TERMS:
         raise UserError(
             f"--math {options.math}: needs --gemm wgmma, and {what}, takes mma for --gemm {options.gemm}: "
@@ -190,6 +261,10 @@ def _require_gemm(options: Options, driver: Driver) -> None:
         )
 
 
+def _gemm_version(options: Options, driver: Driver) -> str:
+    return options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
+
+
 def _require_finite(scores: Scores | None) -> None:
     if scores is not None and not math.isfinite(scores.loss):
         raise Diverged(
@@ -197,75 +272,62 @@ def _require_finite(scores: Scores | None) -> None:
         )
 
 
+def _run(
+    options: Options,
+    part: RankPart,
+    machine: Machine,
+    dataset: Dataset,
+    schedule: Schedule,
+    report: Report,
+    console: Console,
+) -> Report:
+    """Train or evaluate; the report with what came out. Collective."""
+    job, phases = machine.job, machine.phases
+    graphs = _replays_graphs(options, machine.driver)
+    where = report.environment["placement"]
+    with phases.phase("train setup"):
+        setup = set_up(options, part, machine, dataset, schedule, where, graphs)
+    with closing(setup):
+        with phases.phase("train setup"):
+            initial = initial_parameters(options, part.network, job)
+            with job.together():
+                setup.model.start(initial)
+        for line in report.environment["header"]:
+            console.say(line)
+        pipeline = _Pipeline(options, setup, initial, machine, dataset, schedule, report, console)
+        return pipeline.evaluate() if options.evaluate else pipeline.train()
+
+
 class _Pipeline:
-    """A run whose device and data are there."""
+    """A run whose device, data and arrays are there."""
 
     def __init__(
         self,
         options: Options,
-        part: RankPart,
+        setup: Setup,
+        initial: dict[str, np.ndarray],
         machine: Machine,
         dataset: Dataset,
+        schedule: Schedule,
+        report: Report,
         console: Console,
-        why: str,
     ) -> None:
-        self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
+        """The parameters have their ``initial`` values; the report says what the run stands on."""
+        self._options, self._setup, self._model, self._initial = options, setup, setup.model, initial
+        self._dataset, self._schedule, self._report, self._console = dataset, schedule, report, console
         self._job, self._phases = machine.job, machine.phases
-        self._losses: list[tuple[int, float]] = []
-        self._training_rows = split(len(dataset.images), options.val_fraction)
-        samples = options.samples or self._training_rows
-        with self._phases.phase("train setup"), self._job.together():
-            self._schedule = Schedule(
-                self._training_rows, samples, options.batch, options.epochs, options.shuffle, options.seed
-            )
-            self._model = Model(options, part, machine, self._schedule.batch)
-        with self._phases.phase("train setup"), self._job.together():
-            self._placement = self._place()
-        # Under --profile the host waits for the end of every phase.
-        self._graphs = options.graph and not options.profile and machine.driver.has_kernels
-        self._environment = self._describe(why)
-
-    def _place(self) -> str:
-        """Where the training set will lie, the same on every rank. Collective."""
-        options, job, driver = self._options, self._job, self._machine.driver
-        if not driver.has_kernels:
-            if options.placement == "resident":
-                raise UserError("--placement resident: there is no device but the CPU: use auto or stream")
-            return "stream"
-        images = self._dataset.images[: self._schedule.used]
-        gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
-        needed = Resident.nbytes(images, self._schedule) + gradients
-        kernels = self._machine.kernels
-        if kernels is not None and kernels.uses_terms:  # terms take half as much again, of two sizes
-            needed += 3 * self._model.activations.nbytes
-        if options.share_gpus or driver.name == "emulated":
-            needed *= job.node.size  # all of the node's ranks may be on one device
-        chosen = placement.choose(options.placement, needed, driver.free_memory(), self._schedule.samples)
-        return "resident" if job.comm.allreduce(chosen == "resident") == job.size else "stream"
 
     def train(self) -> Report:
         """Train, score, check, save."""
-        machine = self._machine
-        with self._phases.phase("train setup"), self._job.together():
-            training = Training(
-                self._options,
-                self._model,
-                machine,
-                self._dataset,
-                self._schedule,
-                self._placement,
-                self._graphs,
-            )
-            validation = self._evaluator(self._validation_set())
-            test = self._evaluator(self._test_set())
-        epochs = training.run(validation, self._console)
-        self._losses = training.printed
+        training, test = self._setup.training, self._setup.test
+        assert training is not None
+        epochs = training.run(self._setup.validation, self._console)
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         _require_finite(scores)
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
-        return self._report(epochs, scores, result)
+        return replace(self._report, epochs=epochs, losses=training.printed, test=scores, check=result)
 
     def _require_finite_parameters(self) -> None:
         """The loss of a step is that of the parameters before it: the last step's are looked at."""
@@ -277,8 +339,7 @@ class _Pipeline:
 
     def evaluate(self) -> Report:
         """Train nothing: score the test set, write the predictions."""
-        with self._phases.phase("train setup"), self._job.together():
-            test = self._evaluator(self._test_set())
+        test = self._setup.test
         assert test is not None  # _load has seen to it
         logits = test.logits()
         scores = score(logits, test.labels, self._options.head) if logits is not None else None
@@ -289,20 +350,7 @@ class _Pipeline:
             if logits is not None and path is not None:
                 lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
                 write_whole("--predictions", path, lambda file: file.write(lines.encode()))
-        return self._report([], scores, None)
-
-    def _validation_set(self) -> Samples | None:
-        first, data = self._training_rows, self._dataset
-        return (data.images[first:], data.labels[first:]) if first < len(data.images) else None
-
-    def _test_set(self) -> Samples | None:
-        images, labels = self._dataset.test_images, self._dataset.test_labels
-        return (images, labels) if images is not None and labels is not None else None
-
-    def _evaluator(self, samples: Samples | None) -> Evaluator | None:
-        if samples is None:
-            return None
-        return Evaluator(self._model, samples, self._options.pixel_scale, self._machine)
+        return replace(self._report, test=scores)
 
     def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
         """The check on rank 0, while the others sleep; its result on all."""
@@ -310,11 +358,11 @@ class _Pipeline:
         with self._phases.phase("check"):
             trained = self._model.whole_parameters()
             if self._job.rank == 0:
-                held_out = self._test_set() or self._validation_set()
+                held_out = test_set(self._dataset) or validation_set(self._dataset, self._options)
                 precision = test.precision if test else epochs[-1].validation_precision if epochs else None
                 result = check.compare(
                     trained,
-                    self._model.initial,
+                    self._initial,
                     self._options,
                     self._dataset,
                     self._schedule,
@@ -327,47 +375,14 @@ class _Pipeline:
     def _save(self, epochs: list[Epoch], scores: Scores | None) -> None:
         if self._options.save is None:
             return
-        with self._phases.phase("save"), self._job.together():
+        with self._phases.phase("save"):
             trained = self._model.whole_parameters()
+        with self._phases.phase("save"), self._job.together():
             if self._job.rank == 0:
                 story = {
                     "options": self._options.as_json(),
-                    "environment": self._environment,
+                    "environment": self._report.environment,
                     "epochs": len(epochs),
                     "test_precision": scores.precision if scores is not None else None,
                 }
                 parameters.save(self._options.save, trained, story)
-
-    def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
-        return Report(self._options.as_json(), self._environment, epochs, self._losses, scores, result)
-
-    def _describe(self, why: str) -> dict[str, Any]:
-        """What the run stands on; also said to the console. Collective."""
-        job, options, network = self._job, self._options, self._model.network
-        driver = self._machine.driver
-        devices = job.comm.gather(driver.device_name)
-        nodes = job.comm.allreduce(job.node.rank == 0)
-        environment = {
-            "ranks": job.size,
-            "nodes": int(nodes),
-            "device": driver.name,
-            "devices": job.comm.bcast(devices),
-            "device_why": why,
-            "mpi": job.library,
-            "blas_threads": job.threads,
-            "plan": str(self._model.part.plan),
-            "exchange": self._machine.ways.all.name,
-            "exchange_why": self._machine.ways.all.why,
-            "placement": self._placement,
-            "graphs": self._graphs,
-            "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",
-            "network": str(network),
-            "parameters": network.parameter_count,
-            "data": self._dataset.name,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        }
-        lines = header(environment, options, self._dataset, self._training_rows, self._schedule)
-        for line in lines:
-            self._console.say(line)
-        return {**environment, "header": lines}
