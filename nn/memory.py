@@ -130,8 +130,10 @@ def lines_of(ledger: Ledger, part: RankPart, dtype: str) -> list[Line]:
     parameters, gradients = Layout(part.shapes, dtype), gradient_layout(part, dtype)
     flat = {"weights": parameters, "gradients": gradients, "momentum": parameters}
     lines = [_layer(ledger, flat, layer) for layer in range(part.network.depth + 1)]
+    loss = gradients.nbytes("loss") if ledger.device[Row("gradients")] else 0
     for row in map(Row, _OF_NO_LAYER):
-        lines.append(Line(row.what, buffers=ledger.device[row], pinned=ledger.pinned[row]))
+        buffers = ledger.device[row] + (loss if row.what == "losses" else 0)
+        lines.append(Line(row.what, buffers=buffers, pinned=ledger.pinned[row]))
     device = ledger.device.total() - sum(line.device for line in lines)
     pinned = ledger.pinned.total() - sum(line.pinned for line in lines)
     return [*lines, Line("other", buffers=device, pinned=pinned)]
