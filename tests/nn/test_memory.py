@@ -6,12 +6,15 @@ import re
 import numpy as np
 import pytest
 
-from nn import memory, panels, placement, streamed
+from nn import data, memory, panels, placement, streamed
+from nn.batches import Schedule
 from nn.console import Console
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
-from nn.machine import Machine
-from nn.memory import Line, Needs, Pool, lines_of
+from nn.machine import Machine, Ways
+from nn.memory import Line, Needs, Pool, lines_of, rehearse
+from nn.network import Network
 from nn.options import Options
+from nn.plan import RankPart
 from nn.plan.paper import Device, PaperDriver
 from nn.run import run
 from nn.training import Training
@@ -19,6 +22,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.exchange import CHOICES, host
+from pyrt.exchange.choose import choose
 from pyrt.exchange.device import verdict
 from pyrt.host_memory import HostMemory
 from pyrt.job import join
@@ -109,7 +113,7 @@ def differ(monkeypatch, kind, cases):
             run(dataclasses.replace(SMALL, **case))
         needs = mine.pop()
         expected, got = (needs.device, needs.pinned), (counted.device, counted.pinned)
-        if expected != got or needs.lines != counted.lines:
+        if expected != got or needs.lines != counted.lines or needs.lines[-1].device:
             wrong.append((case, expected, got, needs.lines, counted.lines))
     return wrong
 
@@ -157,6 +161,21 @@ def test_the_table_has_a_line_for_each_layer(digits):
     assert lines["batches"].buffers >= 2 * 20 * (12 + 4) and lines["batches"].pinned == 3 * 20 * (12 + 4)
     assert needs.device == sum(line.device for line in needs.lines)
     assert lines["other"].device == 0  # all that is allocated has a name
+
+
+def test_terms_and_parts_of_products_are_their_layers():
+    """On a device that is not here: of the course's network, its products on tensor cores."""
+    gpu = PaperDriver(Device("a GPU", "sm_90a", 132, 232448), "cuda")
+    part = RankPart.alone(Network((784, 512, 10), "sigmoid", "softmax"))
+    ways = Ways.of(choose("auto", gpu, join().alone()), part)
+    schedule = Schedule(3600, 3600, 3000, 1, True, 0)
+    arguments = Options(), part, ways, join().alone(), gpu, data.load("embedded"), schedule, "resident"
+    lines = {line.name: line for line in rehearse(*arguments).lines}
+    assert lines["layer 1"].weights - lines["layer 1"].gradients == 2 * (3 * 512 * 832 + 64)  # in bf16
+    assert lines["input"].workspaces > 2 * 3000 * 832  # pixels
+    assert lines["layer 2"].workspaces > 2 * 3 * 3000 * 512  # the gradient of what is below
+    assert lines["batches"].buffers >= 3600 * (784 + 4)
+    assert lines["other"].device == 0
 
 
 def test_memory_is_printed_and_nothing_is_trained_or_allocated(capsys, digits, monkeypatch):
