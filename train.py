@@ -39,7 +39,8 @@ def main(job: Job) -> int:
         report = pipeline.run(options, job, phases, console)
         with job.together():
             if job.rank == 0:
-                conclude(report, console)
+                if not options.memory:
+                    conclude(report, console)
                 if options.json is not None:
                     report.write_json(options.json)
     return 0 if report.passed else 1

@@ -129,7 +129,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from nn.console import Console
     from nn.launches import Kernels
     from nn.machine import Machine, Ways
-    from nn.model import Model
+    from nn.model import Model, initial_parameters
     from nn.network import Network
     from nn.plan import RankPart
     from nn.progress import Progress
@@ -151,8 +151,9 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         schedule = Schedule(
             len(dataset.images), options.batch, options.batch, 1, options.shuffle, options.seed
         )
-        model = Model(options, part, machine, options.batch, None)
-        training = Training(options, model, machine, dataset, schedule, "resident", graphs=False, ends=())
+        model = Model(options, part, machine, options.batch)
+        training = Training(options, model, machine, dataset, schedule, "resident", graphs=False)
+        model.start(initial_parameters(options, network, job))
         training.run(None, Console(speaking=False), Progress(), None)
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]
 

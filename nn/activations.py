@@ -31,15 +31,10 @@ class Activations:
         self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}
         own, _ = part.held(plan.takes(part.network.depth + 1), (samples, 1)).shape
-        self._losses = DeviceArray.empty(self._driver, (max(1, own),), self._dtype)
-        self.no_bias = DeviceArray.from_host(self._driver, np.zeros(part.network.classes, self._dtype))
-        """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of all of them."""
-        rooms = (self._made, self._taken, self._taken_back, self._made_back)
-        return sum(array.nbytes for arrays in rooms for array in arrays.values())
+        with self._driver.ledger.of("activations", part.network.depth):
+            self._losses = DeviceArray.empty(self._driver, (max(1, own),), self._dtype)
+            self.no_bias = DeviceArray.from_host(self._driver, np.zeros(part.network.classes, self._dtype))
+            """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
         rows, columns = self._part.held(spread, (self.samples, self._network.sizes[layer])).shape
@@ -48,7 +43,8 @@ class Activations:
                 f"{rows} samples a rank in layers of up to {max(self._network.sizes)} units are more than "
                 "2^31 activations: use a smaller --batch or more ranks"
             )
-        return DeviceArray.empty(self._driver, (max(1, rows), columns), self._dtype)
+        with self._driver.ledger.of("activations", layer):
+            return DeviceArray.empty(self._driver, (max(1, rows), columns), self._dtype)
 
     def made(self, layer: int, samples: int) -> DeviceArray:
         """What this rank makes of a layer's outputs; of layer 0: the images that it gathers, scaled."""

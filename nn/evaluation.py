@@ -74,11 +74,13 @@ class Evaluator:
         chunk = max(1, min(model.activations.samples, last - first))
         self._chunks = [(start, min(start + chunk, last)) for start in range(first, last, chunk)]
         copying = phases.phase("evaluation images host -> device", streams.upload)
-        self._feed = Feed(driver, streams, copying, images, self.labels, chunk)
+        with driver.ledger.of("evaluation"):
+            self._feed = Feed(driver, streams, copying, images, self.labels, chunk)
         spread = model.part.plan.takes(model.network.depth + 1)
         self._has_its_own = spread != WHOLE or model.part.shard == 0  # of logits
         classes, dtype = model.network.classes, model.parameters.flat.dtype
-        self._host = pinned(driver, (chunk, classes), dtype)
+        with driver.ledger.of("evaluation"):
+            self._host = pinned(driver, (chunk, classes), dtype)
         self._all = (len(images), classes), dtype
 
         def forward(slot: Slot, samples: int) -> list[Callable[[], object]]:

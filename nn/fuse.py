@@ -27,6 +27,7 @@ from nn.operations import (
     Product,
     StartMove,
     SumGradients,
+    charged,
 )
 from nn.patterns import (
     NarrowEnd,
@@ -60,7 +61,8 @@ def fuse(
     rewrite = _Rewrite(kernels, pool, [_Split(array, terms) for array, terms in known])
     rest = list(items)
     while rest:
-        count = rewrite.take(rest)
+        with charged(kernels.library.driver, rest[0]):
+            count = rewrite.take(rest)
         del rest[:count]
     return rewrite.items
 
@@ -159,7 +161,7 @@ class _Rewrite:
         self.items += [item for item in items[: NarrowEnd.LENGTH] if not isinstance(item, Operation)]
 
     def _product(self, operation: Operation, what: Product, later: Sequence[Item]) -> int:
-        A, B = self._as_terms(operation.part, what.A, what.B)
+        A, B = self._as_terms(operation, what.A, what.B)
         reads = A.terms.numbers, B.terms.numbers
         overtakes = self._may_overtake(reads)
         operation = replace(
@@ -194,7 +196,7 @@ class _Rewrite:
             return False
         return not any(overlap(array, written) for array in reads for written in before.writes)
 
-    def _as_terms(self, part: str, *arrays: DeviceArray) -> list[_Split]:
+    def _as_terms(self, reader: Operation, *arrays: DeviceArray) -> list[_Split]:
         """The matrices as terms; those that are not yet are split, in one launch."""
         found = [self._find(array) for array in arrays]
         new = {
@@ -203,7 +205,7 @@ class _Rewrite:
             if split is None
         }
         if new:
-            self._append(_split_operation(part, list(new.values())))
+            self._append(_split_operation(reader, list(new.values())))
             self._splits.extend(new.values())
         return [split or new[index] for index, split in enumerate(found)]
 
@@ -213,13 +215,15 @@ class _Rewrite:
         return next((view for view in views if view is not None), None)
 
 
-def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
+def _split_operation(reader: Operation, splits: Sequence[_Split]) -> Operation:
+    """For the product that reads them."""
+
     def in_numpy() -> Compute:
         return lambda: None  # NumPy's products read the matrices themselves
 
     return Operation(
         "split operands",
-        part,
+        reader.part,
         reads=tuple(split.array for split in splits),
         writes=tuple(split.terms.numbers for split in splits),
         flops=sum(split.array.size * split.terms.count for split in splits),
@@ -227,6 +231,7 @@ def _split_operation(part: str, splits: Sequence[_Split]) -> Operation:
             *((split.array, split.terms) for split in splits)
         ),
         in_numpy=in_numpy,
+        layer=reader.layer,
     )
 
 

@@ -16,7 +16,16 @@ from collections.abc import Sequence
 
 from nn import operations
 from nn.launches import Kernels
-from nn.operations import BiasActivation, ColumnSums, Item, Operation, Product, StartMove, SumGradients
+from nn.operations import (
+    BiasActivation,
+    ColumnSums,
+    Item,
+    Operation,
+    Product,
+    StartMove,
+    SumGradients,
+    charged,
+)
 from nn.patterns import (
     NarrowEnd,
     columns_within,
@@ -44,7 +53,8 @@ def _narrow_ends(items: Sequence[Item], kernels: Kernels) -> list[Item]:
         if end is None or not kernels.prefers_narrow_head(*reversed(end.logits.B.shape)):
             result.append(rest.pop(0))
             continue
-        result += narrow_end_operations(end, rest, None)
+        with charged(kernels.library.driver, rest[0]):
+            result += narrow_end_operations(end, rest, None)
         result += [item for item in rest[: NarrowEnd.LENGTH] if isinstance(item, SumGradients)]
         del rest[: NarrowEnd.LENGTH]
     return result

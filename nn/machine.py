@@ -75,7 +75,7 @@ class Machine:
         streams = Streams(driver)
         largest = part.largest_received(batch)
         setting = moves.Setting(driver, streams, ways.group.job, phases, np.dtype(dtype), largest)
-        with job.together(), agreed_by_some():
+        with job.together(), agreed_by_some(), driver.ledger.of("moves"):
             links = moves.create(ways.moves, setting)
         return cls(job, driver, streams, phases, kernels, ways, links)
 

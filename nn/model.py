@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from nn import parameters
 from nn.activations import Activations
 from nn.launches import Kernels
 from nn.machine import Machine
+from nn.network import Network
 from nn.options import Options
 from nn.plan import RankPart, whole_parameters
 from nn.tensor_cores import Terms, TermsPool
@@ -29,25 +28,28 @@ def layers_with_terms(kernels: Kernels, part: RankPart) -> list[int]:
     return result
 
 
-class Model:
-    """This rank's parameters on the device, the values that all start from, and room for the activations of a
-    ``batch``. Collective; to be made within ``job.together()``."""
+def initial_parameters(options: Options, network: Network, job: Job) -> dict[str, np.ndarray]:
+    """The values that all ranks start from. Collective."""
+    values: dict[str, np.ndarray] = {}
+    with job.together():
+        if options.init is None:
+            values = parameters.initial(network, options.dtype, options.seed)
+        elif job.rank == 0:  # the file may be on this rank's node alone
+            values = parameters.load(options.init, network, options.dtype)
+            if options.evaluate:
+                parameters.require_same_model(options.init, options.as_json())
+    return values if options.init is None else job.comm.bcast(values)
 
-    def __init__(
-        self,
-        options: Options,
-        part: RankPart,
-        machine: Machine,
-        batch: int,
-        resumed: Mapping[str, np.ndarray] | None,
-    ) -> None:
-        """``resumed`` are whole parameters of a checkpoint to go on from, if there is one."""
+
+class Model:
+    """This rank's parameters on the device, and room for the activations of a ``batch``: to `start`."""
+
+    def __init__(self, options: Options, part: RankPart, machine: Machine, batch: int) -> None:
         self.part, self.network = part, part.network
-        self._job = machine.job
-        self.initial = self._start(options, machine.job)
-        self.parameters = Arena(machine.driver, Layout(part.shapes, options.dtype))
-        self.parameters.set(part.cut(self.initial if resumed is None else dict(resumed)))
-        self.terms = self._split_weights(machine, options)
+        self._job, self._kernels = machine.job, machine.kernels
+        with machine.driver.ledger.of("weights"):
+            self.parameters = Arena(machine.driver, Layout(part.shapes, options.dtype))
+        self.terms = self._room_for_terms(machine, options)
         self.pool = TermsPool(machine.driver)
         most = part.plan.largest_group(batch)
         self.activations = Activations(self.parameters, part, most)
@@ -56,6 +58,16 @@ class Model:
     def known(self) -> list[tuple[DeviceArray, Terms]]:
         """The weights that are there as terms, with these."""
         return [(self.parameters[f"W{layer}"], terms) for layer, terms in self.terms.items()]
+
+    def start(self, values: dict[str, np.ndarray]) -> None:
+        """Give all parameters these values, of which this rank takes its part."""
+        self.parameters.set(self.part.cut(values))
+        driver = self.parameters.flat.driver
+        stream = driver.create_stream()
+        for W, terms in self.known:
+            assert self._kernels is not None
+            self._kernels.tensor_cores.split((W, terms))(stream)
+        driver.synchronize_stream(stream)
 
     def whole_parameters(self) -> dict[str, np.ndarray]:
         """All parameters, on rank 0; empty on others. Collective."""
@@ -67,7 +79,7 @@ class Model:
         parts = self._job.comm.gather(mine)
         return whole_parameters(plan, self.network, parts[: plan.shards]) if parts is not None else {}
 
-    def _split_weights(self, machine: Machine, options: Options) -> dict[int, Terms]:
+    def _room_for_terms(self, machine: Machine, options: Options) -> dict[int, Terms]:
         """Terms of the weights of those layers whose products tensor cores take. The update keeps them.
 
         Not under --profile, where each operation is seen by itself.
@@ -75,21 +87,8 @@ class Model:
         kernels, result = machine.kernels, {}
         if kernels is None or not kernels.uses_terms or options.profile:
             return {}
-        stream = machine.driver.create_stream()
         for layer in layers_with_terms(kernels, self.part):
-            W = self.parameters[f"W{layer}"]
-            result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
-            kernels.tensor_cores.split((W, result[layer]))(stream)
-        machine.driver.synchronize_stream(stream)
+            with machine.driver.ledger.of("weights", layer):
+                W = self.parameters[f"W{layer}"]
+                result[layer] = Terms.empty(machine.driver, kernels.terms, *W.shape)
         return result
-
-    def _start(self, options: Options, job: Job) -> dict[str, np.ndarray]:
-        if options.init is None:
-            return parameters.initial(self.network, options.dtype, options.seed)
-        values: dict[str, np.ndarray] = {}
-        with job.together():
-            if job.rank == 0:  # the file may be on this rank's node alone
-                values = parameters.load(options.init, self.network, options.dtype)
-                if options.evaluate:
-                    parameters.require_same_model(options.init, options.as_json())
-        return job.comm.bcast(values)

@@ -8,6 +8,7 @@ their arrays once, when the step is built.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ import numpy as np
 from nn import reference
 from nn.launches import Kernels, LossRing, Place
 from nn.tensor_cores import Terms
+from pyrt.driver import Driver
 from pyrt.kernels import Launch
 from pyrt.memory import DeviceArray
 from pyrt.moves import Move
@@ -113,6 +115,8 @@ class Operation:
     """Those of bf16 in which tensor cores do a product, whose own are among ``flops``."""
     overtakes: bool = False
     """Whether it begins beside the kernel before it: it waits for that before it writes, and not before."""
+    layer: int = 0
+    """That it is of, or begins with; 0 is the input's."""
 
     @property
     def bytes(self) -> int:
@@ -157,6 +161,11 @@ class FinishMove:
 
 
 Item = Operation | SumGradients | StartMove | FinishMove
+
+
+def charged(driver: Driver, item: Item) -> AbstractContextManager[None]:
+    """Within it, memory is workspace of that item's layer."""
+    return driver.ledger.of("workspaces", item.layer if isinstance(item, Operation) else None)
 
 
 def gemm(

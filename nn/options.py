@@ -127,6 +127,11 @@ class Options:
         True,
         "replay steps from graphs, else launch kernel by kernel; never with --profile or without kernels",
     )
+    memory: bool = _option(
+        False,
+        "train nothing: print the memory that the run needs, of the device and page-locked host memory, "
+        "layer by layer; an error if it does not fit",
+    )
     print_every: int | None = _option(None, "print the loss every N steps", "N")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
     json: Path | None = _option(None, "write all that is printed, and more, to a JSON file", "FILE")

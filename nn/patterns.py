@@ -95,6 +95,7 @@ def narrow_end_operations(end: NarrowEnd, items: Sequence[Item], terms: Terms | 
         flops=0,  # they are among those of what is merged above
         on_device=lambda kernels: launches(kernels)[1],
         in_numpy=lambda: lambda: None,  # what is merged above has them
+        layer=head.layer,
     )
     return [head, sums]
 
@@ -148,6 +149,7 @@ def merged(
         in_numpy,
         what=Merged(tuple(part.what for part in parts)),
         tensor_flops=sum(part.tensor_flops for part in parts),
+        layer=parts[0].layer,
     )
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from pyrt.driver import Driver
 from pyrt.errors import UserError
 
 CHOICES = ("auto", "resident", "stream")
 
 MARGIN = 512 * 1024 * 1024
-"""Bytes of device memory to leave free: for modules, graphs, evaluations, and other programs."""
+"""Bytes of device memory to leave free: for modules, graphs, and other programs."""
 
 _MOST_SAMPLES = 2**29
 """Of which the places in two epochs' orders, the short last batch with room for a whole one, are still 32-bit
 integers."""
 
 
-def choose(asked: str, needed: int, free: int, samples: int) -> str:
-    """``resident`` or ``stream``: for ``auto`` the first where it fits.
+def may_be_resident(asked: str, driver: Driver, samples: int) -> bool:
+    """Whether the training set, of so many samples an epoch, may be resident if there is memory.
 
-    ``needed`` are the bytes that a resident set and all that is still to be allocated take, ``free`` those
-    that the device has; ``samples`` are an epoch's. Raises UserError where ``resident`` cannot be.
+    Raises UserError where ``resident`` is ``asked`` and cannot be.
     """
+    if not driver.has_kernels:
+        if asked == "resident":
+            raise UserError("--placement resident: there is no device but the CPU: use auto or stream")
+        return False
     if asked == "resident" and samples > _MOST_SAMPLES:
         raise UserError(f"--placement resident: takes up to 2^29 samples an epoch, not {samples}: use stream")
-    if asked != "auto":
-        return asked
-    return "resident" if samples <= _MOST_SAMPLES and needed + MARGIN <= free else "stream"
+    return asked != "stream" and samples <= _MOST_SAMPLES
+
+
+def fits(needed: int, free: int) -> bool:
+    """Whether ``auto`` takes a resident set, with which a run needs so many bytes of those that are free."""
+    return needed + MARGIN <= free

@@ -15,6 +15,7 @@ from nn.check import Check
 from nn.data import Dataset
 from nn.evaluation import Scores
 from nn.files import write_whole
+from nn.memory import Needs
 from nn.options import Options
 from nn.progress import Epoch
 from pyrt.job import Job
@@ -53,6 +54,8 @@ class Report:
     preempted: bool = False
     """Whether the run was asked to stop, and left a checkpoint to go on from."""
     phases: list[PhaseRow] = field(default_factory=list)
+    memory: Needs | None = None
+    """Of the rank that needs most, counted before the run."""
 
     @property
     def passed(self) -> bool:

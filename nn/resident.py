@@ -59,11 +59,6 @@ class Resident:
             driver.record(consumed, streams.compute)
         self._drawn = Orders(self._draw, schedule.epochs, drawing)
 
-    @staticmethod
-    def nbytes(images: np.ndarray, schedule: Schedule) -> int:
-        """Bytes of device memory for images (n, D), their labels, and two epochs' orders."""
-        return images.nbytes + 4 * (len(images) + _places(schedule))
-
     def source(self, first: int) -> Source:
         """The set, in the order from this rank's part on, which begins ``first`` rows after the batch."""
         order = self._orders.rows(first, self._orders.size)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn import check, data, parameters, placement
+from nn import check, data, parameters
 from nn.batches import Schedule, split
 from nn.checkpoints.past import Past, open_past
 from nn.checkpoints.state import Checkpoint, Story
 from nn.console import Console
 from nn.data import Dataset
-from nn.evaluation import Evaluator, Samples, Scores, score
+from nn.evaluation import Evaluator, Scores, score
 from nn.files import require_writable, write_whole
 from nn.gemm_versions import fastest_gemm, runs_gemm
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
+from nn.memory import Needs, Pool, fit, largest
 from nn.mma import MMA_TERMS
-from nn.model import Model
+from nn.model import initial_parameters
 from nn.network import Network
 from nn.options import Options
 from nn.plan import Plan, RankPart, files
@@ -34,10 +36,10 @@ from nn.plan.probe import Setting
 from nn.progress import Epoch, Progress
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
-from nn.resident import Resident
+from nn.setup import Setup, set_up, test_set, validation_set
 from nn.training import Diverged, Training
 from nn.versions import code
-from pyrt.devices import open_device
+from pyrt.devices import Device, open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import Choice, choose
@@ -81,17 +83,27 @@ def run(
         task = Task(network, schedule.batch, options.dtype, options.momentum > 0, options.gemm, options.math)
         part = _part(options, job, phases, device.driver, way, task, past.plan(network, device.driver))
         ways = Ways.of(way, part)
-        kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-        machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, schedule.batch)
-        # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
-        with closing(machine.links), np.errstate(all="ignore"):
-            pipeline = _Pipeline(options, part, machine, dataset, schedule, console, device.why, past)
-            report = pipeline.evaluate() if options.evaluate else pipeline.train()
+        with phases.phase("count memory"):
+            memory = fit(options, part, ways, job, device.driver, dataset, schedule)
+            needs = largest(memory.needs, job)
+        environment = _environment(options, job, device, part, ways, dataset, schedule, memory.placement)
+        if options.memory:
+            _show(environment, needs, memory.pools, console)
+        with job.together():
+            memory.require_room(options.placement)
+        report = Report(options.as_json(), environment, memory=needs)
+        if not options.memory:
+            kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
+            batch = schedule.batch
+            machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
+            # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
+            with closing(machine.links), np.errstate(all="ignore"):
+                report = _run(options, part, machine, dataset, schedule, past, report, console)
         phases.settle()
     finally:
         with phases.phase("close device"):
             device.driver.close()
-    return dataclasses.replace(report, phases=gather_phases(job, phases.times()))
+    return replace(report, phases=gather_phases(job, phases.times()))
 
 
 def _require_writable_files(options: Options) -> None:
@@ -135,12 +147,6 @@ def _network(options: Options, dataset: Dataset) -> Network:
     return Network(sizes, options.activation, options.head)
 
 
-def _schedule(options: Options, dataset: Dataset) -> Schedule:
-    rows = split(len(dataset.images), options.val_fraction)
-    samples = options.samples or rows
-    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
-
-
 def _part(
     options: Options,
     job: Job,
@@ -163,6 +169,64 @@ def _part(
             assert plan is not None
             files.save(options.save_plan, plan)
     return RankPart(job.comm.bcast(plan), task.network, job.rank)
+
+
+def _schedule(options: Options, dataset: Dataset) -> Schedule:
+    rows = split(len(dataset.images), options.val_fraction)
+    samples = options.samples or rows
+    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
+
+
+def _environment(
+    options: Options,
+    job: Job,
+    device: Device,
+    part: RankPart,
+    ways: Ways,
+    dataset: Dataset,
+    schedule: Schedule,
+    placement: str,
+) -> dict[str, Any]:
+    """What the run stands on, and the lines that say so. Collective."""
+    driver, network = device.driver, part.network
+    devices = job.comm.gather(driver.device_name)
+    nodes = job.comm.allreduce(job.node.rank == 0)
+    environment = {
+        "ranks": job.size,
+        "nodes": int(nodes),
+        "device": driver.name,
+        "devices": job.comm.bcast(devices),
+        "device_why": device.why,
+        "mpi": job.library,
+        "blas_threads": job.threads,
+        "plan": str(part.plan),
+        "exchange": ways.all.name,
+        "exchange_why": ways.all.why,
+        "placement": placement,
+        "graphs": _replays_graphs(options, driver),
+        "gemm": _gemm_version(options, driver) if driver.has_kernels else "numpy",
+        "network": str(network),
+        "parameters": network.parameter_count,
+        "data": dataset.name,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    rows = split(len(dataset.images), options.val_fraction)
+    return {**environment, "header": header(environment, options, dataset, rows, schedule)}
+
+
+def _replays_graphs(options: Options, driver: Driver) -> bool:
+    """Under --profile the host waits for the end of every phase."""
+    return options.graph and not options.profile and driver.has_kernels
+
+
+def _show(environment: dict[str, Any], needs: Needs, pools: Sequence[Pool], console: Console) -> None:
+    """What --memory is for."""
+    for line in environment["header"]:
+        console.say(line)
+    console.say(f"\nmemory of rank {needs.rank}, of those that need most\n\n{needs.table()}\n")
+    for pool in pools:
+        console.say(pool.said())
 
 
 def _kernels(
@@ -197,7 +261,7 @@ def _require_gemm(options: Options, driver: Driver) -> None:
     what = f"{driver.name}, {driver.device_name}"
     if driver.has_kernels and not runs_gemm(options.gemm, driver.architecture):
         raise UserError(f"--gemm {options.gemm}: {what}, has no such tensor cores: use --gemm auto")
-    version = options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
+    version = _gemm_version(options, driver)
     if version == "mma" and driver.has_kernels and options.math not in MMA_TERMS:
         raise UserError(
             f"--math {options.math}: needs --gemm wgmma, and {what}, takes mma for --gemm {options.gemm}: "
@@ -210,6 +274,10 @@ def _require_gemm(options: Options, driver: Driver) -> None:
         )
 
 
+def _gemm_version(options: Options, driver: Driver) -> str:
+    return options.gemm if options.gemm != "auto" else fastest_gemm(options.dtype, driver.architecture)
+
+
 def _require_finite(scores: Scores | None) -> None:
     if scores is not None and not math.isfinite(scores.loss):
         raise Diverged(
@@ -217,75 +285,68 @@ def _require_finite(scores: Scores | None) -> None:
         )
 
 
+def _run(
+    options: Options,
+    part: RankPart,
+    machine: Machine,
+    dataset: Dataset,
+    schedule: Schedule,
+    past: Past,
+    report: Report,
+    console: Console,
+) -> Report:
+    """Train or evaluate; the report with what came out. Collective."""
+    job, phases = machine.job, machine.phases
+    graphs = _replays_graphs(options, machine.driver)
+    where = report.environment["placement"]
+    with phases.phase("train setup"):
+        setup = set_up(options, part, machine, dataset, schedule, where, graphs)
+    with closing(setup):
+        with phases.phase("train setup"):
+            initial = initial_parameters(options, part.network, job)
+            with job.together():
+                setup.model.start(past.parameters or initial)
+                if setup.training is not None:
+                    setup.training.set_velocity(past.velocity)
+        for line in report.environment["header"]:
+            console.say(line)
+        pipeline = _Pipeline(options, setup, initial, machine, dataset, schedule, past, report, console)
+        return pipeline.evaluate() if options.evaluate else pipeline.train()
+
+
 class _Pipeline:
-    """A run whose device and data are there."""
+    """A run whose device, data and arrays are there."""
 
     def __init__(
         self,
         options: Options,
-        part: RankPart,
+        setup: Setup,
+        initial: dict[str, np.ndarray],
         machine: Machine,
         dataset: Dataset,
         schedule: Schedule,
-        console: Console,
-        why: str,
         past: Past,
+        report: Report,
+        console: Console,
     ) -> None:
-        self._past, self._schedule = past, schedule
-        self._options, self._machine, self._dataset, self._console = options, machine, dataset, console
+        """The parameters have their ``initial`` values, or those of the past; the report says what the run
+        stands on."""
+        self._past = past
+        self._options, self._setup, self._model, self._initial = options, setup, setup.model, initial
+        self._dataset, self._schedule, self._report, self._console = dataset, schedule, report, console
         self._job, self._phases = machine.job, machine.phases
-        self._losses: list[tuple[int, float]] = []
-        self._training_rows = split(len(dataset.images), options.val_fraction)
-        with self._phases.phase("train setup"), self._job.together():
-            self._model = Model(options, part, machine, self._schedule.batch, past.parameters)
-        with self._phases.phase("train setup"), self._job.together():
-            self._placement = self._place()
-        # Under --profile the host waits for the end of every phase.
-        self._graphs = options.graph and not options.profile and machine.driver.has_kernels
-        self._environment = self._describe(why)
-
-    def _place(self) -> str:
-        """Where the training set will lie, the same on every rank. Collective."""
-        options, job, driver = self._options, self._job, self._machine.driver
-        if not driver.has_kernels:
-            if options.placement == "resident":
-                raise UserError("--placement resident: there is no device but the CPU: use auto or stream")
-            return "stream"
-        images = self._dataset.images[: self._schedule.used]
-        gradients = self._model.parameters.flat.nbytes * (2 if options.momentum else 1)
-        needed = Resident.nbytes(images, self._schedule) + gradients
-        kernels = self._machine.kernels
-        if kernels is not None and kernels.uses_terms:  # terms take half as much again, of two sizes
-            needed += 3 * self._model.activations.nbytes
-        if options.share_gpus or driver.name == "emulated":
-            needed *= job.node.size  # all of the node's ranks may be on one device
-        chosen = placement.choose(options.placement, needed, driver.free_memory(), self._schedule.samples)
-        return "resident" if job.comm.allreduce(chosen == "resident") == job.size else "stream"
 
     def train(self) -> Report:
         """Train, score, check, save; or stop before the end, where the job is asked to."""
-        machine, past = self._machine, self._past
-        every = self._options.steps_between_checkpoints(self._schedule.batches)
-        with self._phases.phase("train setup"), self._job.together():
-            training = Training(
-                self._options,
-                self._model,
-                machine,
-                self._dataset,
-                self._schedule,
-                self._placement,
-                self._graphs,
-                [every] if self._options.checkpoint is not None else [],
-            )
-            training.set_velocity(past.velocity)
-            self._losses = training.printed
-            validation = self._evaluator(self._validation_set())
-            test = self._evaluator(self._test_set())
+        training, validation, past = self._setup.training, self._setup.validation, self._past
+        assert training is not None
+        self._report = replace(self._report, losses=training.printed)
         if self._options.resume:
             self._console.say(f"resumed at step {past.progress.step}")
+        every = self._options.steps_between_checkpoints(self._schedule.batches)
         keeper = past.keeper(self._options, every, self._console)
         if keeper is None:
-            return self._conclude(training.run(validation, self._console, past.progress, None), test)
+            return self._conclude(training.run(validation, self._console, past.progress, None))
         with closing(keeper):
             keeper.begin(lambda progress: self._snapshot(training, validation, progress))
             progress = training.run(validation, self._console, past.progress, keeper)
@@ -293,7 +354,7 @@ class _Pipeline:
                 keeper.end(progress)
             if keeper.is_preempted:
                 return self._preempted(progress, keeper.written)
-            report = self._conclude(progress, test)
+            report = self._conclude(progress)
             keeper.finish()
         return report
 
@@ -304,17 +365,17 @@ class _Pipeline:
             f"preempted at step {progress.step} of {self._schedule.steps}: "
             f"the same command with --resume goes on{where}"
         )
-        return dataclasses.replace(self._report(progress.epochs, None, None), preempted=True)
+        return replace(self._report, epochs=progress.epochs, preempted=True)
 
-    def _conclude(self, progress: Progress, test: Evaluator | None) -> Report:
+    def _conclude(self, progress: Progress) -> Report:
         """Score, check and save what was trained."""
-        epochs = progress.epochs
+        epochs, test = progress.epochs, self._setup.test
         self._require_finite_parameters()
         scores = test.scores() if test is not None else None
         _require_finite(scores)
         result = self._check(scores, epochs) if self._options.check else None
         self._save(epochs, scores)
-        return self._report(epochs, scores, result)
+        return replace(self._report, epochs=epochs, test=scores, check=result)
 
     def _snapshot(
         self, training: Training, validation: Evaluator | None, progress: Progress
@@ -331,7 +392,7 @@ class _Pipeline:
         self._agree_on_finite(all(np.isfinite(array).all() for array in parameters.values()))
         if self._job.rank > 0:
             return None
-        environment = {**self._environment, **code()}
+        environment = {**self._report.environment, **code()}
         plan, data = files.as_json(self._model.part.plan), self._past.data
         story = Story(progress, precision, self._options.as_json(), environment, plan, data)
         return Checkpoint(story, parameters, velocity)
@@ -349,8 +410,7 @@ class _Pipeline:
 
     def evaluate(self) -> Report:
         """Train nothing: score the test set, write the predictions."""
-        with self._phases.phase("train setup"), self._job.together():
-            test = self._evaluator(self._test_set())
+        test = self._setup.test
         assert test is not None  # _load has seen to it
         logits = test.logits()
         scores = score(logits, test.labels, self._options.head) if logits is not None else None
@@ -361,20 +421,7 @@ class _Pipeline:
             if logits is not None and path is not None:
                 lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
                 write_whole("--predictions", path, lambda file: file.write(lines.encode()))
-        return self._report([], scores, None)
-
-    def _validation_set(self) -> Samples | None:
-        first, data = self._training_rows, self._dataset
-        return (data.images[first:], data.labels[first:]) if first < len(data.images) else None
-
-    def _test_set(self) -> Samples | None:
-        images, labels = self._dataset.test_images, self._dataset.test_labels
-        return (images, labels) if images is not None and labels is not None else None
-
-    def _evaluator(self, samples: Samples | None) -> Evaluator | None:
-        if samples is None:
-            return None
-        return Evaluator(self._model, samples, self._options.pixel_scale, self._machine)
+        return replace(self._report, test=scores)
 
     def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
         """The check on rank 0, while the others sleep; its result on all."""
@@ -382,11 +429,11 @@ class _Pipeline:
         with self._phases.phase("check"):
             trained = self._model.whole_parameters()
             if self._job.rank == 0:
-                held_out = self._test_set() or self._validation_set()
+                held_out = test_set(self._dataset) or validation_set(self._dataset, self._options)
                 precision = test.precision if test else epochs[-1].validation_precision if epochs else None
                 result = check.compare(
                     trained,
-                    self._model.initial,
+                    self._initial,
                     self._options,
                     self._dataset,
                     self._schedule,
@@ -399,47 +446,14 @@ class _Pipeline:
     def _save(self, epochs: list[Epoch], scores: Scores | None) -> None:
         if self._options.save is None:
             return
-        with self._phases.phase("save"), self._job.together():
+        with self._phases.phase("save"):
             trained = self._model.whole_parameters()
+        with self._phases.phase("save"), self._job.together():
             if self._job.rank == 0:
                 story = {
                     "options": self._options.as_json(),
-                    "environment": self._environment,
+                    "environment": self._report.environment,
                     "epochs": len(epochs),
                     "test_precision": scores.precision if scores is not None else None,
                 }
                 parameters.save(self._options.save, trained, story)
-
-    def _report(self, epochs: list[Epoch], scores: Scores | None, result: check.Check | None) -> Report:
-        return Report(self._options.as_json(), self._environment, epochs, self._losses, scores, result)
-
-    def _describe(self, why: str) -> dict[str, Any]:
-        """What the run stands on; also said to the console. Collective."""
-        job, options, network = self._job, self._options, self._model.network
-        driver = self._machine.driver
-        devices = job.comm.gather(driver.device_name)
-        nodes = job.comm.allreduce(job.node.rank == 0)
-        environment = {
-            "ranks": job.size,
-            "nodes": int(nodes),
-            "device": driver.name,
-            "devices": job.comm.bcast(devices),
-            "device_why": why,
-            "mpi": job.library,
-            "blas_threads": job.threads,
-            "plan": str(self._model.part.plan),
-            "exchange": self._machine.ways.all.name,
-            "exchange_why": self._machine.ways.all.why,
-            "placement": self._placement,
-            "graphs": self._graphs,
-            "gemm": self._machine.kernels.gemm_version if self._machine.kernels else "numpy",
-            "network": str(network),
-            "parameters": network.parameter_count,
-            "data": self._dataset.name,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        }
-        lines = header(environment, options, self._dataset, self._training_rows, self._schedule)
-        for line in lines:
-            self._console.say(line)
-        return {**environment, "header": lines}

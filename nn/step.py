@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nn import operations
 from nn.activations import Activations
 from nn.launches import Kernels
-from nn.operations import BACKWARD, FORWARD, FinishMove, Item, Operation, StartMove, SumGradients
+from nn.operations import BACKWARD, FORWARD, FinishMove, Item, Operation, StartMove, SumGradients, charged
 from nn.panels import LOSS, Panel
 from nn.plan import BY_UNITS, RankPart
 from nn.source import Source
@@ -40,8 +40,9 @@ class Pass:
         """From the images to the logits, where the head takes them."""
         items = self._forward(samples)
         if not self._adds_bias:
-            Z, b = self.activations.taken(self.part.network.depth, samples), self._output_bias
-            items.append(operations.bias_activation("output bias", Z, b, "identity"))
+            depth = self.part.network.depth
+            Z, b = self.activations.taken(depth, samples), self._output_bias
+            items += _of_layer(depth, [operations.bias_activation("output bias", Z, b, "identity")])
         return _without_empty(items)
 
     def gradients(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
@@ -62,7 +63,7 @@ class Pass:
         """To Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
         items: list[Item] = [self.source.scaled(self.activations.made(0, samples), self.scale)]
         for layer in self.part.network.layers:
-            items += self._layer(layer, samples)
+            items += _of_layer(layer, self._layer(layer, samples))
         return items
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
@@ -99,7 +100,8 @@ class Pass:
             if panel.layer == LOSS
         ]
         move, made_back = part.backward_move(depth, samples), activations.made_back(depth, samples)
-        return [*items, *_Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once]
+        items += _Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once
+        return _of_layer(depth, items)
 
     def _backward(self, gradients: Arena, panels: Sequence[Panel], samples: int) -> list[Item]:
         """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
@@ -108,11 +110,10 @@ class Pass:
         for layer in reversed(self.part.network.layers):
             dZ = self.activations.made_back(layer, samples)
             bias = gradients[f"b{layer}"]
-            items.append(operations.column_sums(f"bias gradient {layer}", BACKWARD, dZ, bias))
+            sums = operations.column_sums(f"bias gradient {layer}", BACKWARD, dZ, bias)
             moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
-            items += moved.start
-            items += self._weights(gradients, panels, layer, samples, next(products))
-            items += moved.finish
+            weights = self._weights(gradients, panels, layer, samples, next(products))
+            items += _of_layer(layer, [sums, *moved.start, *weights, *moved.finish])
         return items
 
     def _below(self, layer: int, samples: int, product: str) -> _Moved:
@@ -149,6 +150,10 @@ class Pass:
         return items
 
 
+def _of_layer(layer: int, items: Sequence[Item]) -> list[Item]:
+    return [replace(item, layer=layer) if isinstance(item, Operation) else item for item in items]
+
+
 def _leaves(gradients: Arena, bucket: int, panel: Panel, part: str) -> SumGradients:
     return SumGradients(bucket, part, gradients.flat.rows(panel.bucket.start, panel.bucket.stop))
 
@@ -180,7 +185,8 @@ def _without_empty(items: Sequence[Item]) -> list[Item]:
         if not isinstance(item, Operation) or all(array.size for array in item.reads):
             result.append(item)
         else:
-            result += [operations.zeros(item.name, item.part, array) for array in item.writes if array.size]
+            zeros = (operations.zeros(item.name, item.part, array) for array in item.writes if array.size)
+            result += _of_layer(item.layer, list(zeros))
     return result
 
 
@@ -234,16 +240,18 @@ def bind_all(
 def bind_move(item: StartMove | FinishMove, links: Links, bound: dict[int, Bound]) -> Callable[[], None]:
     """What starts a move, or ends one; ``bound`` has those of the list that were started."""
     if isinstance(item, StartMove):
-        move = bound[id(item)] = links.bind(item.name, item.move, item.source, item.target)
+        with item.source.driver.ledger.of("moves"):
+            move = bound[id(item)] = links.bind(item.name, item.move, item.source, item.target)
         return move.start
     return bound[id(item.started)].finish
 
 
 def bind(operation: Operation, streams: Streams, kernels: Kernels | None) -> Callable[[], object]:
     """What queues the operation on the compute stream, or computes it in NumPy where there are no kernels."""
-    if kernels is None:
-        return operation.in_numpy()
-    return partial(operation.on_device(kernels).call, streams.compute)
+    with charged(operation.writes[0].driver, operation):
+        if kernels is None:
+            return operation.in_numpy()
+        return partial(operation.on_device(kernels).call, streams.compute)
 
 
 def under_phase(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import numpy as np
 
@@ -69,30 +69,52 @@ class Training:
         schedule: Schedule,
         placement: str,
         graphs: bool,
-        ends: Sequence[int],
     ) -> None:
-        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs; at
-        multiples of ``ends`` something is done between two steps."""
+        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs.
+
+        Collective. Raises UserError, on all ranks, where one has no memory left, or an exchange cannot work.
+        """
         self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
+        self.printed: list[tuple[int, float]] = []
+        self._graphs = graphs
+        with ExitStack() as opened:
+            with machine.job.together():  # memory may end on one of them, and exchanges wait for all
+                self._allocate()
+                make = self._resident if placement == "resident" else self._streamed
+                with machine.driver.ledger.of("batches"):
+                    self._batches = opened.enter_context(closing(make(dataset)))
+            self._exchange = self._make_exchange(opened)
+            with machine.job.together():
+                self._steps = self._make_all_steps()
+            self._opened = opened.pop_all()
+        ends = [self._batches.together, options.print_every, self._steps_between_checkpoints()]
+        self._ends = [end for end in ends if end is not None]
+
+    def close(self) -> None:
+        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        self._opened.close()
+
+    def _steps_between_checkpoints(self) -> int | None:
+        if self._options.checkpoint is None:
+            return None
+        return self._options.steps_between_checkpoints(self._schedule.batches)
+
+    def _allocate(self) -> None:
+        options, model, machine = self._options, self._model, self._machine
         driver, streams, phases = machine.driver, machine.streams, machine.phases
-        self._gradients = Arena(driver, gradient_layout(model.part, options.dtype))
-        self._velocity = Arena(driver, model.parameters.layout) if options.momentum else None
+        with driver.ledger.of("gradients"):
+            self._gradients = Arena(driver, gradient_layout(model.part, options.dtype))
+        with driver.ledger.of("momentum"):
+            self._velocity = Arena(driver, model.parameters.layout) if options.momentum else None
         exchanges = machine.ways.all.name, machine.ways.shard.name
         self._panels = panels(model.part, self._gradients.layout, *exchanges)
         self._iteration = phases.phase("batch iteration", streams.compute)
-        self.printed: list[tuple[int, float]] = []
         every = READ_EVERY if driver.has_kernels else 1
         reading = phases.phase("losses device -> host")
-        self._log = LossLog(driver, streams, reading, self._gradients["loss"], every)
-        start, stop = RankPart(model.part.plan, model.network, 0).own_samples(schedule.batch)
+        with driver.ledger.of("losses"):
+            self._log = LossLog(driver, streams, reading, self._gradients["loss"], every)
+        start, stop = RankPart(model.part.plan, model.network, 0).own_samples(self._schedule.batch)
         self._most_rows = stop - start
-        self._batches = self._resident(dataset) if placement == "resident" else self._streamed(dataset)
-        self._exchange = self._make_exchange()
-        self._most = self._steps_at_once() if graphs else 1
-        recorder = Recorder(driver, streams.compute, phases) if graphs else None
-        self._steps = {size: self._make_steps(size, recorder) for size in schedule.sizes}
-        self._graphs = graphs
-        self._ends = [self._batches.together, *ends, *([options.print_every] if options.print_every else [])]
 
     def _streamed(self, dataset: Dataset) -> Batches:
         machine, schedule, rows = self._machine, self._schedule, self._most_rows
@@ -144,8 +166,11 @@ class Training:
             model.terms,
         )
 
-    def _make_exchange(self) -> Exchange:
-        """Of buckets that all ranks sum, and of those that ranks of one shard do; the loss is in the last."""
+    def _make_exchange(self, opened: ExitStack) -> Exchange:
+        """Of buckets that all ranks sum, and of those that ranks of one shard do; the loss is in the last.
+
+        Collective. What it is made of is closed with what is ``opened``.
+        """
         loss_over_all = self._model.part.plan.loss_over_all
         makers = {True: self._machine.ways.all, False: self._machine.ways.shard}
         parts = []
@@ -153,7 +178,8 @@ class Training:
             buckets = [index for index, panel in enumerate(self._panels) if panel.over_all == over_all]
             if buckets:
                 update = self._make_update(ends_steps=over_all == loss_over_all)
-                parts.append((buckets, self._exchange_of(makers[over_all], buckets, update)))
+                made = self._exchange_of(makers[over_all], buckets, update)
+                parts.append((buckets, opened.enter_context(closing(made))))
         return parts[0][1] if len(parts) == 1 else InTurn(parts)
 
     def _exchange_of(self, choice: Choice, buckets: Sequence[int], update: SgdUpdate) -> Exchange:
@@ -169,7 +195,7 @@ class Training:
             [self._panels[index].bucket for index in buckets],
             update,
         )
-        with agreed_by_some():
+        with machine.job.together(), agreed_by_some(), machine.driver.ledger.of("exchange"):
             return exchange.create(choice.name, setting)
 
     def _steps_at_once(self) -> int:
@@ -178,6 +204,13 @@ class Training:
         if not (self._exchange.on_device and self._machine.links.on_device):
             return 1
         return min(MOST, schedule.samples // schedule.batch, self._batches.together, every or MOST)
+
+    def _make_all_steps(self) -> dict[int, Steps]:
+        """By the sizes of batches."""
+        machine = self._machine
+        self._most = self._steps_at_once() if self._graphs else 1
+        recorder = Recorder(machine.driver, machine.streams.compute, machine.phases) if self._graphs else None
+        return {size: self._make_steps(size, recorder) for size in self._schedule.sizes}
 
     def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
         """The steps with batches of this size."""
@@ -263,7 +296,7 @@ class Training:
         read: the device never waits for the host in between.
         """
         log = _EpochLog(self._schedule, validation, console, start)
-        with closing(self._exchange), closing(self._batches), console.bar(self._schedule.steps) as bar:
+        with closing(self), console.bar(self._schedule.steps) as bar:
             bar.update(start.step)
             if start.step < self._schedule.steps:
                 self._log.start(start.step)

@@ -152,10 +152,14 @@ class SgdUpdate:
 
     def _stretch(self, start: int, stop: int) -> Stretch:
         stop = min(stop, self._parameters.layout.size)
-        layer = max(layer for layer, (first, _) in self._weights.items() if first <= start)
+        layer = self._layer_at(start)
         first, end = self._weights[layer]
         decayed = max(0, min(stop, end) - start)
         return Stretch(start, max(0, stop - start), decayed, start - first, self._terms.get(layer))
+
+    def _layer_at(self, start: int) -> int:
+        """The layer of a place in the flat buffers."""
+        return max(layer for layer, (first, _) in self._weights.items() if first <= start)
 
     def _in_numpy(self, stretches: Sequence[Stretch]) -> Compute:
         calls = [self._one_in_numpy(stretch) for stretch in stretches]
@@ -170,7 +174,9 @@ class SgdUpdate:
         start, stop, decayed = stretch.start, stretch.start + stretch.size, stretch.decayed
         p, g = (arena.flat.rows(start, stop).host_view() for arena in (self._parameters, self._gradients))
         v = self._velocity.flat.rows(start, stop).host_view() if self._velocity is not None else None
-        scratch = np.empty_like(p)
+        driver = self._parameters.flat.driver
+        with driver.ledger.of("workspaces", self._layer_at(start)):
+            scratch = DeviceArray.empty(driver, p.shape, p.dtype).host_view()
         rate, momentum, reg = self._rate, self._momentum, self._reg
 
         def update() -> None:

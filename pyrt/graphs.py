@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from pyrt.driver import Driver, EventHandle, StreamHandle
+from pyrt.errors import UserError
 from pyrt.phases import Phase, Phases
 
 
@@ -56,7 +57,7 @@ def capture(driver: Driver, stream: StreamHandle) -> Iterator[Graph]:
     try:
         yield graph
     except BaseException:
-        with suppress(RuntimeError):  # what went wrong is on its way already
+        with suppress(RuntimeError, UserError):  # what went wrong is on its way already
             driver.end_capture(stream)
         raise
     graph.call = driver.end_capture(stream)

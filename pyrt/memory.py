@@ -150,17 +150,21 @@ class Layout:
         self.dtype = np.dtype(dtype)
         self.shapes = dict(shapes)
         self.offsets: dict[str, int] = {}
-        step = ALIGNMENT // self.dtype.itemsize
         end = 0
-        for name, shape in self.shapes.items():
+        for name in self.shapes:
             self.offsets[name] = end
-            end += -(-math.prod(shape) // step) * step
+            end += self.nbytes(name) // self.dtype.itemsize
         self.size = end
 
     def span(self, name: str) -> tuple[int, int]:
         """Start and stop of the named array in the flat buffer, without padding."""
         start = self.offsets[name]
         return start, start + math.prod(self.shapes[name])
+
+    def nbytes(self, name: str) -> int:
+        """Of the named array, and of the padding behind it."""
+        step = ALIGNMENT // self.dtype.itemsize
+        return -(-math.prod(self.shapes[name]) // step) * step * self.dtype.itemsize
 
 
 class Arena:

@@ -50,7 +50,9 @@ class NodeMemory:
         self._closed = False
 
     def _exchange_handles(self, mine: Sequence[DeviceArray]) -> list[list[DeviceArray]]:
-        handles = self._node.allgather([array.export() for array in mine])
+        with self._job.together():  # it may take memory
+            exported = [array.export() for array in mine]
+        handles = self._node.allgather(exported)
         with self._job.together():
             return [
                 [

@@ -267,3 +267,73 @@ def test_make_run_refuses_what_is_no_number_of_ranks(ranks):
     )
     assert refused.returncode == 2
     assert f"RANKS={ranks}" in refused.stderr
+
+
+WITHOUT_MEMORY = """
+import itertools, sys
+from pyrt.job import run
+import train
+
+def main(job):
+    from nn import feed, training
+    from pyrt.driver import cpu, emulated
+    owner, name, count = {where}
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def fails(*arguments, **keywords):
+        if next(calls) >= count:
+            raise MemoryError("as a test wants")
+        return real(*arguments, **keywords)
+
+    if job.rank == 1:
+        setattr(owner, name, fails)
+    return train.main(job)
+
+sys.argv = ["train.py", *sys.argv[1:]]
+run(main)
+"""
+"""A job in which memory ends on rank 1, at a call of something."""
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        pytest.param("cpu.CpuDriver, 'allocate', 7", ["--device", "cpu"], id="set-up"),
+        pytest.param("feed.Feed, '_take', 3", ["--device", "cpu"], id="steps"),
+        pytest.param(
+            "training.Evaluator, 'scores', 2", ["--device", "cpu", "--plan", "model"], id="evaluation"
+        ),
+        pytest.param(
+            "feed.Feed, '_take', 3",
+            ["--device", "emulated", "--exchange", "peer", "--placement", "stream", "--samples", 90],
+            id="steps over peer memory",
+            marks=pytest.mark.kernels,
+        ),
+    ],
+)
+def test_memory_that_ends_on_one_rank_ends_all_with_one_line(where, options):
+    """In a process whose steps others wait for, too."""
+    script, size = WITHOUT_MEMORY.format(where=where), ["--hidden", 9, "--batch", 10, "--epochs", 1000]
+    started = time.monotonic()
+    job = mpirun(2, sys.executable, "-c", script, *map(str, [*size, *options]))
+    assert time.monotonic() - started < 40
+    assert job.returncode == 2, job.stderr
+    said = [line for line in job.stderr.splitlines() if line.startswith("train.py")]
+    assert said == [
+        "train.py: error: not enough memory on the host: use smaller sizes or more nodes (as a test wants)"
+    ]
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_memory_is_shown_and_nothing_trained(tmp_path, fits):
+    report = tmp_path / "report.json"
+    hidden = "9" if fits else ",".join(["40000"] * 99)
+    arguments = ["--device", "cpu", "--hidden", hidden, "--exchange", "blocking", "--memory"]
+    job = train_telling_exit_codes(2, *arguments, "--json", report)
+    assert "memory of rank 0" in job.stdout and "epoch 1" not in job.stdout and "phase" not in job.stdout
+    if not fits:
+        return refused(job, "2 ranks need", "GB on the host", "--batch or --hidden")
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = json.loads(report.read_text())["memory"]["lines"]
+    assert [line["name"] for line in lines][:3] == ["input", "layer 1", "layer 2"]

@@ -6,8 +6,9 @@ ranks and device, without any of these.
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -23,11 +24,15 @@ from nn.source import Gathered
 from nn.step import Pass
 from nn.tensor_cores import Terms, TermsPool
 from nn.update import SgdUpdate
-from pyrt.driver import Driver
+from pyrt.driver import TENSOR_MAP_BYTES, Driver, Shape3
 from pyrt.driver.cpu import ALIGNMENT, CpuDriver
 from pyrt.exchange import covered
 from pyrt.kernels import KernelLibrary
+from pyrt.ledger import Ledger
 from pyrt.memory import Arena, DeviceArray, Layout
+
+_NORESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python's mmap does not name: no promise that there is memory for all of it."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +64,91 @@ class Task:
 
 
 class PaperDriver(CpuDriver):
-    """Hands out addresses and counts bytes; copies and fills nothing."""
+    """Hands out addresses and counts bytes; copies, fills, compiles and launches nothing.
 
-    name = "paper"
-    device_id = "paper"
+    So all that allocates and binds can be built on it, to see what it would take.
+    """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, name: str = "paper") -> None:
+        """``name`` is that of a driver in whose place this one is."""
+        self.name, self.device_id = name, "paper"
         self.device_name, self.architecture = device.name, device.architecture
+        self.has_kernels = bool(device.architecture)
         self.multiprocessors, self.shared_memory = device.multiprocessors, device.shared_memory
-        self.allocated = 0
-        """Bytes."""
+        self.ledger = Ledger()
         self._end = ALIGNMENT
+
+    @classmethod
+    def like(cls, driver: Driver) -> PaperDriver:
+        """In the place of an open driver."""
+        return cls(Device.of(driver), driver.name)
 
     def close(self) -> None:
         pass
 
     def allocate(self, nbytes: int) -> int:
+        pointer = self._addresses(nbytes)
+        self.ledger.allocated(pointer, nbytes)
+        return pointer
+
+    def _addresses(self, nbytes: int) -> int:
         start = self._end
         self._end += -(-max(1, nbytes) // ALIGNMENT) * ALIGNMENT
-        self.allocated += nbytes
         return start
+
+    def free(self, pointer: int) -> None:
+        self.ledger.freed(pointer)
+
+    def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
+        self.ledger.allocated_pinned(nbytes)
+        # The system gives it memory page by page, as it is written; nobody writes much.
+        pages = mmap.mmap(-1, max(1, nbytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        return np.frombuffer(pages, np.uint8, nbytes)
+
+    def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
+        return self.allocate_pinned(nbytes), self._addresses(nbytes)
+
+    def export_memory(self, pointer: int) -> bytes:
+        return b"paper"
+
+    def import_memory(self, handle: bytes) -> int:
+        return self._addresses(0)
+
+    def release_memory(self, pointer: int) -> None:
+        pass
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: None) -> None:
         pass
 
     def fill(self, pointer: int, byte: int, nbytes: int, stream: None) -> None:
         pass
+
+    def tensor_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        box: tuple[int, int, int, int],
+    ) -> bytes:
+        return bytes(TENSOR_MAP_BYTES)
+
+    def compile(self, source: str, cache_dir: str) -> None:
+        pass
+
+    def load_module(self, source: str, cache_dir: str) -> None:
+        pass
+
+    def function(self, module: None, name: str) -> None:
+        pass
+
+    def launcher(
+        self, function: None, grid: Shape3, block: Shape3, arguments: bytes, shared: int, overlaps: bool
+    ) -> Callable[[None], None]:
+        return _launch_nothing
+
+
+def _launch_nothing(stream: None) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -101,12 +165,6 @@ class Memory:
     @property
     def total(self) -> int:
         return self.weights + self.gradients + self.momentum + self.activations
-
-
-class Counting(Driver, Protocol):
-    """A driver that knows how many bytes it has allocated."""
-
-    allocated: int
 
 
 def kernels_on(driver: Driver, task: Task) -> Kernels | None:
@@ -127,7 +185,7 @@ class ListedStep:
         self,
         task: Task,
         plan: Plan,
-        driver: Counting,
+        driver: Driver,
         kernels: Kernels | None,
         rank: int = 0,
         exchange: str = "host",
@@ -136,20 +194,24 @@ class ListedStep:
         self.part = RankPart(plan, task.network, rank)
         self._driver, self._kernels = driver, kernels
         source = self._source()
-        before = driver.allocated
+        before = self._allocated
         self._parameters = Arena(driver, Layout(self.part.shapes, task.dtype))
         self._terms = self._weights_as_terms()
-        weights = driver.allocated
+        weights = self._allocated
         self._gradients = Arena(driver, gradient_layout(self.part, task.dtype))
-        gradients = driver.allocated
+        gradients = self._allocated
         self._velocity = Arena(driver, self._parameters.layout) if task.momentum else None
-        momentum = driver.allocated
+        momentum = self._allocated
         ways = (exchange if ranks > 1 else "local" for ranks in (plan.ranks, plan.groups))
         self.panels = panels(self.part, self._gradients.layout, *ways)
         self.items = self._items(source)
         self.memory = Memory(
-            weights - before, gradients - weights, momentum - gradients, driver.allocated - momentum
+            weights - before, gradients - weights, momentum - gradients, self._allocated - momentum
         )
+
+    @property
+    def _allocated(self) -> int:
+        return self._driver.ledger.device.total()
 
     def _source(self) -> Gathered:
         """Of a training set of one batch, uint8."""

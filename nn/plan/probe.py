@@ -30,7 +30,7 @@ from nn.operations import FORWARD, Operation
 from nn.panels import gradient_layout, panels
 from nn.plan import Plan, RankPart
 from nn.plan.cost import Sent, exchanged, kind, move_kind, moved, products_of
-from nn.plan.paper import Counting, Device, ListedStep, Task, kernels_on
+from nn.plan.paper import Device, ListedStep, Task, kernels_on
 from nn.plan.rates import EXCHANGE, KINDS, LAYOUTS, MALFORMED, Link, Products, Rates, parsed
 from nn.required import required
 from nn.tensor_cores import TermsPool
@@ -97,7 +97,6 @@ class Lender:
     def __init__(self, driver: Driver) -> None:
         self._driver, self._lent = driver, set[int]()
         self._stream = driver.create_stream()
-        self.allocated = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._driver, name)
@@ -107,7 +106,6 @@ class Lender:
         self._driver.fill(pointer, 0, nbytes, self._stream)
         self._driver.synchronize_stream(self._stream)
         self._lent.add(pointer)
-        self.allocated += nbytes
         return pointer
 
     def free(self, pointer: int) -> None:
@@ -268,7 +266,7 @@ def _passes(setting: Setting, extent: Extent) -> tuple[float, dict[str, float]]:
     seconds: dict[str, tuple[int, float]] = {}
     for hidden, batch in extent.steps:
         with closing(Lender(setting.driver)) as lender:
-            driver = cast(Counting, lender)
+            driver = cast(Driver, lender)
             kernels = kernels_on(driver, setting.task)
             network = Network((784, *hidden, 10), "sigmoid", "softmax")
             task = replace(setting.task, network=network, batch=batch, momentum=False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyrt.ledger import Ledger
+
 if TYPE_CHECKING:  # NumPy loads once MPI has started (see pyrt/job.py); phases are there before
     import numpy as np
 
@@ -40,19 +42,24 @@ class Driver(Protocol):
     """How many blocks run side by side, one on each; 0 where there are no kernels."""
     shared_memory: int
     """The most bytes of dynamic shared memory that a block may ask for; 0 where there are no kernels."""
+    ledger: Ledger
+    """What the memory that it gives is for."""
 
     def close(self) -> None:
         """Free all that is left and let the device go. Safe to call twice."""
 
     # memory
     def allocate(self, nbytes: int) -> int:
-        """Device memory, aligned to 256 bytes or more, contents unspecified."""
+        """Device memory, aligned to 256 bytes or more, contents unspecified.
+
+        Raises UserError, or MemoryError, where there is not so much; so do the other calls that allocate.
+        """
 
     def free(self, pointer: int) -> None:
         """Free what ``allocate`` gave; the caller has synchronised with its users."""
 
     def free_memory(self) -> int:
-        """Bytes that are free, for all that use the device; 0 where there are no kernels."""
+        """Bytes that are free, for all that use the device."""
 
     def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         """Page-locked host memory as uint8 (nbytes,), kept until ``close``.

@@ -15,6 +15,8 @@ from typing import NoReturn
 import numpy as np
 
 from pyrt.driver import Shape3
+from pyrt.host_memory import HostMemory
+from pyrt.ledger import Ledger
 
 ALIGNMENT = 256
 
@@ -40,6 +42,7 @@ class CpuDriver:
 
     def __init__(self) -> None:
         self.device_name = _processor_name()
+        self.ledger = Ledger()
         self._allocations: dict[int, np.ndarray] = {}
 
     def close(self) -> None:
@@ -49,18 +52,22 @@ class CpuDriver:
         block = np.empty(nbytes + ALIGNMENT, np.uint8)
         pointer = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
         self._allocations[pointer] = block
+        self.ledger.allocated(pointer, nbytes)
         return pointer
 
     def free(self, pointer: int) -> None:
         del self._allocations[pointer]
+        self.ledger.freed(pointer)
 
     def free_memory(self) -> int:
-        return 0
+        return HostMemory.now().free
 
     def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
-        return np.empty(nbytes, np.uint8)
+        block = np.empty(nbytes, np.uint8)
+        self.ledger.allocated_pinned(nbytes)
+        return block
 
-    def allocate_mapped(self, nbytes: int) -> NoReturn:
+    def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         raise RuntimeError("the cpu device has no kernels that share memory with the host")
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -68,13 +75,13 @@ class CpuDriver:
         memory = memoryview((ctypes.c_char * nbytes).from_address(pointer))
         return np.frombuffer(memory, dtype).reshape(shape)
 
-    def export_memory(self, pointer: int) -> NoReturn:
+    def export_memory(self, pointer: int) -> bytes:
         raise RuntimeError("the cpu device has no memory for other processes")
 
-    def import_memory(self, handle: bytes) -> NoReturn:
+    def import_memory(self, handle: bytes) -> int:
         raise RuntimeError("the cpu device has no memory for other processes")
 
-    def release_memory(self, pointer: int) -> NoReturn:
+    def release_memory(self, pointer: int) -> None:
         raise RuntimeError("the cpu device has no memory for other processes")
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: None) -> None:
@@ -128,16 +135,16 @@ class CpuDriver:
         sizes: tuple[int, int, int, int],
         strides: tuple[int, int, int],
         box: tuple[int, int, int, int],
-    ) -> NoReturn:
+    ) -> bytes:
         raise RuntimeError("the cpu device runs no kernels")
 
-    def compile(self, source: str, cache_dir: str) -> NoReturn:
+    def compile(self, source: str, cache_dir: str) -> None:
         raise RuntimeError("the cpu device runs no kernels")
 
-    def load_module(self, source: str, cache_dir: str) -> NoReturn:
+    def load_module(self, source: str, cache_dir: str) -> None:
         raise RuntimeError("the cpu device runs no kernels")
 
-    def function(self, module: None, name: str) -> NoReturn:
+    def function(self, module: None, name: str) -> None:
         raise RuntimeError("the cpu device runs no kernels")
 
     def launcher(

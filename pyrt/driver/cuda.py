@@ -24,6 +24,8 @@ from cuda.bindings import driver as bindings
 
 from pyrt.driver import TENSOR_MAP_BYTES, Shape3
 from pyrt.errors import UserError
+from pyrt.host_memory import HostMemory
+from pyrt.ledger import Ledger
 
 
 def find_nvcc() -> str | None:
@@ -43,11 +45,28 @@ def _uuid(index: int) -> str:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """What a function of cuda-bindings gives beside its status; RuntimeError where that is an error."""
+    """What a function of cuda-bindings gives beside its status; RuntimeError where that is an error.
+
+    UserError where that is want of memory.
+    """
     status, *values = function(*arguments)
+    if status == bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise _no_memory(f"{function.__name__} finds no memory")
     if status != bindings.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"{function.__name__}: {status.name}")
     return values[0] if values else None
+
+
+def _no_memory(what: str) -> UserError:
+    """The error for want of device memory, in the current context."""
+    try:
+        free, total = (f"{nbytes / 1e6:.0f}" for nbytes in cuda.mem_get_info())
+    except cuda.Error:  # as of a context that there was no memory for
+        free = total = "?"
+    return UserError(
+        f"{what}, {free} of {total} MB free: use a smaller --batch or --hidden, or more GPUs; --memory says "
+        "what takes it"
+    )
 
 
 class _PackedParameters:
@@ -104,6 +123,7 @@ class CudaDriver:
         self.shared_memory = device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         self._context = device.retain_primary_context()
         self._context.push()
+        self.ledger = Ledger()
         self._allocations: dict[int, Any] = {}
         self._pinned: list[Any] = []
         self._imported: dict[int, Any] = {}
@@ -133,17 +153,15 @@ class CudaDriver:
         try:
             allocation = cuda.mem_alloc(max(nbytes, 1))
         except cuda.MemoryError:
-            free, total = cuda.mem_get_info()
-            raise UserError(
-                f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked, {free / 1e6:.0f} of "
-                f"{total / 1e6:.0f} MB free: use a smaller --batch or --hidden, or more GPUs"
-            ) from None
+            raise _no_memory(f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked") from None
         # Held here so that garbage collection never frees memory that a stream may still use.
         self._allocations[int(allocation)] = allocation
+        self.ledger.allocated(int(allocation), nbytes)
         return int(allocation)
 
     def free(self, pointer: int) -> None:
         self._allocations.pop(pointer).free()
+        self.ledger.freed(pointer)
 
     def free_memory(self) -> int:
         free, _ = cuda.mem_get_info()
@@ -151,8 +169,16 @@ class CudaDriver:
 
     def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         flags = cuda.host_alloc_flags.WRITECOMBINED if write_only else 0
-        block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
+        try:
+            block = cuda.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
+        except cuda.MemoryError:
+            free = HostMemory.now().free
+            raise UserError(
+                f"{nbytes / 1e6:.0f} MB of page-locked host memory asked, {free / 1e6:.0f} MB of host memory "
+                "free: use a smaller --batch or --hidden, or fewer ranks a node"
+            ) from None
         self._pinned.append(block.base)
+        self.ledger.allocated_pinned(nbytes)
         return block[:nbytes]
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:

@@ -10,6 +10,7 @@ carry a part, and each number crosses them once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from mpi4py import MPI
@@ -37,22 +38,26 @@ class HierarchicalExchange:
                 "many on each: use host"
             )
         require_peers("hierarchical", setting.driver, node)
-        self._memory = mailboxes(setting, node)
-        across = job.comm.Split(node.rank, job.rank)
-        self.updates: Sequence[Bucket] = self._memory.peers.own
-        self._across = (
-            HostExchange(
-                replace(setting, job=replace(job, comm=across), buckets=self.updates, update=NoUpdate())
-            )
-            if self.updates
-            else None  # all that there is belongs to others
-        )
-        self._comm = across
         self._compute = setting.streams.compute
-        self._sum, self._spread = setting.update.bind_spread_in_two(self._memory.peers)
+        with ExitStack() as opened:
+            self._memory = opened.enter_context(closing(mailboxes(setting, node)))
+            self.updates: Sequence[Bucket] = self._memory.peers.own
+            self._comm = job.comm.Split(node.rank, job.rank)
+            opened.callback(self._comm.Free)
+            with job.together():  # memory may end on one of them
+                self._across = self._exchange_across(setting)
+                self._sum, self._spread = setting.update.bind_spread_in_two(self._memory.peers)
+            opened.pop_all()
         phase = setting.phases.phase
         self._sum_phase = phase("sum within the node", self._compute)
         self._spread_phase = phase("update and spread", self._compute)
+
+    def _exchange_across(self, setting: Setting) -> HostExchange | None:
+        """Of this rank's shards, with the ranks of its place; None where all belongs to others."""
+        if not self.updates:
+            return None
+        job = replace(setting.job, comm=self._comm)
+        return HostExchange(replace(setting, job=job, buckets=self.updates, update=NoUpdate()))
 
     def ready(self, bucket: int) -> None:
         pass

@@ -11,6 +11,7 @@ waited for; when one is gone, the others' watchdogs end them (pyrt/watchdog.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,8 @@ class PeerMemory(NodeMemory):
         shard = sum(share.fours for share in cut)
         # As many on each rank: where they wait with flags, a block waits for those of its number.
         blocks = max(1, min(*node.allgather(driver.multiprocessors), -(-shard // _WARP)))
+        with job.together():  # while no watchdog waits for a rank that has no memory
+            turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
         super().__init__(
             driver,
             job,
@@ -142,8 +145,6 @@ class PeerMemory(NodeMemory):
             lambda: make(setting, node.size, shard, blocks),
             lent,
         )
-        with job.together():
-            turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
         self.peers = Peers(
             node.rank,
             node.size,
@@ -188,10 +189,13 @@ class PeerExchange:
         if setting.node.size < setting.job.size:
             raise UserError(f"--exchange {self.name}: for the ranks of one node: use hierarchical or host")
         require_peers(self.name, setting.driver, setting.node)
-        self._memory = self._share(setting)
         self._compute, self._phases = setting.streams.compute, setting.phases
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
-        self._work = setting.update.bind_spread(self._memory.peers)
+        with ExitStack() as opened:
+            self._memory = opened.enter_context(closing(self._share(setting)))
+            with setting.job.together():  # memory may end on one of them
+                self._work = setting.update.bind_spread(self._memory.peers)
+            opened.pop_all()
         self.updates: Sequence[Bucket] = self._memory.peers.own
 
     def _share(self, setting: Setting) -> PeerMemory:

@@ -217,15 +217,15 @@ def check(
 
 
 def check_what_it_updates(trainer: Trainer, job: Job, covered: np.ndarray) -> None:
-    """Each rank all that is in a bucket, or each a part of it: no place is nobody's, or two ranks'."""
+    """Each rank all that is in a bucket, or a part of it: each place is of as many ranks, of one at least."""
     mine = np.zeros(SIZE, int)
     for start, stop in trainer.exchange.updates:
         mine[start:stop] += 1
     everywhere = np.zeros(SIZE, int)
     everywhere[covered] = 1
-    assert np.array_equal(job.comm.allreduce(mine), everywhere) or all(
-        job.comm.allgather(np.array_equal(mine, everywhere))
-    )
+    ranks = job.comm.allreduce(mine)
+    assert np.array_equal(ranks, max(1, ranks.max()) * everywhere)
+    assert mine.max() <= 1
 
 
 def check_what_was_applied(

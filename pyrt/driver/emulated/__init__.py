@@ -11,7 +11,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -22,11 +21,17 @@ from pyrt.driver.emulated.graphs import Capture
 from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
 from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
 from pyrt.errors import UserError
+from pyrt.host_memory import HostMemory
+from pyrt.ledger import Ledger
 
 __all__ = ["DeviceError", "EmulatedDriver", "compile"]
 
 SANITIZE_VARIABLE = "PYRT_SANITIZE"
 """Set to something but 0, it turns the checks on."""
+
+
+_SMALL = 1 << 20
+"""Bytes that are taken without a look at what is free, which takes a millisecond."""
 
 
 class EmulatedDriver:
@@ -48,6 +53,7 @@ class EmulatedDriver:
         self.multiprocessors = _cores()
         self.device_id = f"process {os.getpid()}"
         self.device_name = f"{self.multiprocessors} cores{', with checks' if self._sanitize else ''}"
+        self.ledger = Ledger()
         self._sizes: dict[int, int] = {}
         self._exported: dict[int, sharing.SharedFile] = {}
         self._imported: dict[int, int] = {}
@@ -64,24 +70,38 @@ class EmulatedDriver:
         for pointer in list(self._imported):
             self.release_memory(pointer)
         for pointer in list(self._sizes):
-            self.free(pointer)
+            self._free(pointer)
         self._raise_error()
 
     # memory
 
     def allocate(self, nbytes: int) -> int:
+        pointer = self._allocate(nbytes)
+        self.ledger.allocated(pointer, nbytes)
+        return pointer
+
+    def _allocate(self, nbytes: int) -> int:
         self._require_no_capture("allocate")
-        free, total = _memory()
-        if nbytes > free:
-            raise UserError(
-                f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked, {free / 1e6:.0f} of "
-                f"{total / 1e6:.0f} MB free: use a smaller --batch or --hidden"
-            )
+        if nbytes > _SMALL:
+            self._require_free(nbytes)
         pointer = self._runtime.allocate(nbytes)
         self._sizes[pointer] = nbytes
         return pointer
 
+    def _require_free(self, nbytes: int) -> None:
+        """UserError where the system would end this process rather than give it so much."""
+        memory = HostMemory.now()
+        if nbytes > memory.free:
+            raise UserError(
+                f"{self.device_name}: {nbytes / 1e6:.0f} MB of GPU memory asked, {memory.free / 1e6:.0f} of "
+                f"{memory.total / 1e6:.0f} MB free: use a smaller --batch or --hidden"
+            )
+
     def free(self, pointer: int) -> None:
+        self._free(pointer)
+        self.ledger.freed(pointer)
+
+    def _free(self, pointer: int) -> None:
         self._require_no_capture("free")
         self._give_back(pointer, self._sizes.pop(pointer), "freed")
         if pointer in self._exported:
@@ -93,15 +113,17 @@ class EmulatedDriver:
         self._runtime.free(pointer, nbytes)
 
     def free_memory(self) -> int:
-        free, _ = _memory()
-        return free
+        return HostMemory.now().free
 
     def allocate_pinned(self, nbytes: int, write_only: bool = False) -> np.ndarray:
         self._require_no_capture("allocate_pinned")
-        return np.empty(nbytes, np.uint8)
+        block = np.empty(nbytes, np.uint8)
+        self.ledger.allocated_pinned(nbytes)
+        return block
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
-        pointer = self.allocate(nbytes)
+        pointer = self._allocate(nbytes)
+        self.ledger.allocated_pinned(nbytes)
         self._runtime.fill(pointer, 0, nbytes)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer)), pointer
 
@@ -310,10 +332,3 @@ def _require_no_place(event: Event) -> None:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory that this machine can still give, and that it has."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-    return free, total

@@ -1,0 +1,255 @@
+"""The memory that a run needs, before it allocates any: what it would build, built on paper and counted.
+
+Counted are arrays on the device and page-locked host memory, as bytes that are asked for. What is not ours is
+not: contexts, modules and graphs on the device, the data set and NumPy's temporaries on the host, MPI's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, fields
+
+from tabulate import tabulate
+
+from nn import placement
+from nn.batches import Schedule
+from nn.data import Dataset
+from nn.launches import Kernels
+from nn.machine import Machine, Ways
+from nn.options import Options
+from nn.panels import gradient_layout
+from nn.plan import RankPart
+from nn.plan.paper import PaperDriver
+from nn.setup import set_up
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.host_memory import HostMemory
+from pyrt.job import Job
+from pyrt.kernels import KernelLibrary
+from pyrt.ledger import Ledger, Row
+from pyrt.memory import Layout
+from pyrt.phases import Phases
+
+_OF_NO_LAYER = ("batches", "evaluation", "exchange", "moves", "losses")
+"""Rows of ledgers: chunks of samples or the whole training set; evaluations' chunks; buffers of what ranks
+exchange; losses on their way to the host."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes of a layer, or of what is no layer's."""
+
+    name: str
+    weights: int = 0
+    """And biases; where tensor cores read weights as terms, these too."""
+    gradients: int = 0
+    momentum: int = 0
+    activations: int = 0
+    """And their gradients."""
+    workspaces: int = 0
+    """What operations need beside their operands."""
+    buffers: int = 0
+    """All else on the device."""
+    pinned: int = 0
+    """Host memory that the device reads or writes."""
+
+    @property
+    def device(self) -> int:
+        """All but what is pinned."""
+        return sum(getattr(self, column) for column in _COLUMNS)
+
+
+_COLUMNS = [field.name for field in fields(Line) if field.name not in ("name", "pinned")]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rank needs."""
+
+    rank: int
+    lines: list[Line]
+
+    @property
+    def device(self) -> int:
+        return sum(line.device for line in self.lines)
+
+    @property
+    def pinned(self) -> int:
+        return sum(line.pinned for line in self.lines)
+
+    def column(self, name: str) -> int:
+        """The sum of a column."""
+        return sum(getattr(line, name) for line in self.lines)
+
+    def table(self) -> str:
+        """For people, in MB."""
+        total = Line("total", **{name: self.column(name) for name in (*_COLUMNS, "pinned")})
+        rows = [
+            [line.name, *(_megabytes(getattr(line, name)) for name in (*_COLUMNS, "device", "pinned"))]
+            for line in (*self.lines, total)
+        ]
+        headers = ["MB", *_COLUMNS, "device", "pinned host"]
+        return tabulate(rows, headers=headers, floatfmt=".3f")
+
+
+def _megabytes(nbytes: int) -> float | None:
+    return nbytes / 1e6 if nbytes else None
+
+
+def rehearse(
+    options: Options,
+    part: RankPart,
+    ways: Ways,
+    job: Job,
+    driver: Driver,
+    dataset: Dataset,
+    schedule: Schedule,
+    where: str,
+) -> Needs:
+    """What a run, its training set placed there, would need of this driver and the host, on this rank.
+
+    Collective. Raises UserError, on all ranks, where the run would whatever the memory.
+    """
+    paper = PaperDriver.like(driver)
+    kernels = None
+    if driver.has_kernels:
+        kernels = Kernels(KernelLibrary(paper), options.dtype, options.gemm, options.math)
+    phases = Phases(time.perf_counter())
+    machine = Machine.make(job, paper, phases, kernels, ways, part, options.dtype, schedule.batch)
+    with closing(machine.links):
+        setup = set_up(options, part, machine, dataset, schedule, where, graphs=False)
+        lines = lines_of(paper.ledger, part, options.dtype)
+        setup.close()
+    return Needs(job.rank, lines)
+
+
+def lines_of(ledger: Ledger, part: RankPart, dtype: str) -> list[Line]:
+    """What the ledger of a run's driver says, its flat buffers cut into their layers."""
+    parameters, gradients = Layout(part.shapes, dtype), gradient_layout(part, dtype)
+    flat = {"weights": parameters, "gradients": gradients, "momentum": parameters}
+    lines = [_layer(ledger, flat, layer) for layer in range(part.network.depth + 1)]
+    loss = gradients.nbytes("loss") if ledger.device[Row("gradients")] else 0
+    for row in map(Row, _OF_NO_LAYER):
+        buffers = ledger.device[row] + (loss if row.what == "losses" else 0)
+        lines.append(Line(row.what, buffers=buffers, pinned=ledger.pinned[row]))
+    device = ledger.device.total() - sum(line.device for line in lines)
+    pinned = ledger.pinned.total() - sum(line.pinned for line in lines)
+    return [*lines, Line("other", buffers=device, pinned=pinned)]
+
+
+def _layer(ledger: Ledger, flat: Mapping[str, Layout], layer: int) -> Line:
+    columns = {name: ledger.device[Row(name, layer)] for name in _COLUMNS}
+    for name, layout in flat.items():
+        if ledger.device[Row(name)]:
+            mine = (array for array in (f"W{layer}", f"b{layer}") if array in layout.shapes)
+            columns[name] += sum(map(layout.nbytes, mine))
+    pinned = sum(ledger.pinned[Row(name, layer)] for name in _COLUMNS)
+    return Line(f"layer {layer}" if layer else "input", **columns, pinned=pinned)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Memory that some ranks share, and what they need of it; bytes."""
+
+    where: str
+    needed: int
+    free: int
+    ranks: int
+    parts: Mapping[str, int]
+    """What this rank needs of it, by what it is for."""
+    advice: str
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.free
+
+    def said(self, parts: str = "") -> str:
+        """In words; ``parts`` in brackets."""
+        who = "the run needs" if self.ranks == 1 else f"{self.ranks} ranks need"
+        return f"{who} {_size(self.needed)} {self.where}{parts}, which has {_size(self.free)} free"
+
+    def require(self, stream: bool) -> None:
+        """UserError, with what is needed, what there is, and what to lower, where it does not fit.
+
+        ``stream`` is whether another placement would be of help.
+        """
+        if not self.fits:
+            parts = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in self.parts.items() if nbytes)
+            of_each = "" if self.ranks == 1 else "one of them "
+            advice = f"{self.advice}{', or --placement stream' if stream else ''}"
+            raise UserError(f"{self.said(f' ({of_each}{parts})')}: use {advice}")
+
+
+def pools(needs: Needs, job: Job, driver: Driver) -> list[Pool]:
+    """The device's memory, where that is for itself, and the host's. Collective on the node."""
+    is_hosts = driver.name != "cuda"
+    device = "" if is_hosts else driver.device_id
+    ranks = job.node.allgather((device, needs.device, needs.pinned))
+    on_mine = [nbytes for name, nbytes, _ in ranks if name == device]
+    host = sum(pinned for _, _, pinned in ranks)
+    on_device = {name: needs.column(name) for name in _COLUMNS}
+    on_host = {"pinned": needs.pinned}
+    result = []
+    if driver.has_kernels:
+        advice = "a smaller --batch or --hidden, more ranks with --plan model"
+        free = driver.free_memory()
+        result.append(Pool("on the device", sum(on_mine), free, len(on_mine), on_device, advice))
+    if is_hosts:
+        host, on_host = host + sum(on_mine), {**on_device, **on_host}
+    advice = "a smaller --batch or --hidden, fewer ranks a node"
+    result.append(Pool("on the host", host, HostMemory.now().free, len(ranks), on_host, advice))
+    return result
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Where the training set lies, and what the run needs then."""
+
+    placement: str
+    needs: Needs
+    pools: list[Pool]
+
+    def require_room(self, asked: str) -> None:
+        """UserError where it does not fit; ``asked`` is the placement that the user has asked for."""
+        for pool in self.pools:
+            pool.require(stream=asked == "resident")
+
+
+def fit(
+    options: Options,
+    part: RankPart,
+    ways: Ways,
+    job: Job,
+    driver: Driver,
+    dataset: Dataset,
+    schedule: Schedule,
+) -> Fitted:
+    """The placement that was asked for or, for ``auto``, resident where that fits on every rank.
+
+    Collective. Raises UserError, on all ranks, where the run cannot be, whatever the memory.
+    """
+
+    def placed(where: str) -> Fitted:
+        needs = rehearse(options, part, ways, job, driver, dataset, schedule, where)
+        return Fitted(where, needs, pools(needs, job, driver))
+
+    with job.together():
+        may_be_resident = placement.may_be_resident(options.placement, driver, schedule.samples)
+    if may_be_resident:
+        resident = placed("resident")
+        device = resident.pools[0]
+        fits = options.placement == "resident" or placement.fits(device.needed, device.free)
+        if all(job.comm.allgather(fits)):
+            return resident
+    return placed("stream")
+
+
+def largest(needs: Needs, job: Job) -> Needs:
+    """Those of the rank that needs most. Collective."""
+    return max(job.comm.allgather(needs), key=lambda one: one.device + one.pinned)
