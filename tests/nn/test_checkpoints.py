@@ -87,15 +87,15 @@ class TestFiles:
         assert bits(parameters.load(tmp_path / "c.npz", NETWORK, "float32")) == bits(checkpoint.parameters)
 
     def test_damage_at_any_place_is_found_or_of_no_account(self, tmp_path: Path) -> None:
-        """A bit that is flipped, of each 13th byte; a file that is cut short, or has a hole of zeros."""
+        """A bit that is flipped, of each 23rd byte; a file that is cut short, or has a hole of zeros."""
         path, checkpoint = tmp_path / "c.npz", made(7)
         files.save(path, checkpoint)
         whole = path.read_bytes()
         damaged = [
             whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
-            for place in range(0, len(whole), 13)
+            for place in range(0, len(whole), 23)
         ]
-        damaged += [whole[:size] for size in range(0, len(whole), 101)]
+        damaged += [whole[:size] for size in range(0, len(whole), 201)]
         damaged += [whole[:start] + bytes(64) + whole[start + 64 :] for start in range(0, len(whole), 127)]
         found = 0
         for content in damaged:

@@ -15,7 +15,7 @@ ASKED = [{0: 5}, {1: 40}, {0: 30, 1: 2}, {0: 0}]
 """Which ranks are asked to stop, each before one of its steps."""
 
 
-@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parallel([1, 3])
 def test_all_ranks_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """They differ in pace."""
     job, steps, mine = join(), 0, 0
