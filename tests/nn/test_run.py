@@ -371,7 +371,8 @@ def test_a_run_over_peer_memory_that_diverges_closes_its_exchange_on_all_ranks(d
     monkeypatch.setattr(peer.PeerExchange, "close", lambda ended: (closed.append(ended), close(ended)))
     with pytest.raises(Diverged):
         run(using(device=driver.name, share_gpus=True, exchange="peer", data=digits(), lr=1e300, epochs=9))
-    assert join().comm.allgather(len(closed)) == [1, 1]
+    assert len(set(closed)) == 2  # that on paper, which counted memory, and the run's
+    assert join().comm.allgather(len(closed)) == [2, 2]
     assert left_of_peers()[1] == 0
 
 
