@@ -7,6 +7,7 @@ import math
 import platform
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.resident import Resident
 from nn.training import Diverged, Training
+from pyrt.alike import require_alike, sources
 from pyrt.devices import open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -43,6 +45,8 @@ from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, defer_stops, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
+
+_PROJECT = Path(__file__).resolve().parents[1]
 
 
 def run(
@@ -58,6 +62,7 @@ def run(
     console = console or Console(speaking=False)
     if options.checkpoint is not None:
         defer_stops()
+    _require_alike(options, job)
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
@@ -88,6 +93,14 @@ def run(
         with phases.phase("close device"):
             device.driver.close()
     return dataclasses.replace(report, phases=gather_phases(job, phases.times()))
+
+
+def _require_alike(options: Options, job: Job) -> None:
+    if job.size > 1:
+        versions = {"Python": platform.python_version(), "NumPy": np.__version__}
+        code = sources(*(_PROJECT / folder for folder in ("pyrt", "nn", "kernels")))
+        require_alike(job, {**versions, **code}, "install the same version on all nodes")
+        require_alike(job, options.common, "give all ranks the same options")
 
 
 def _require_writable_files(options: Options) -> None:
