@@ -70,6 +70,8 @@ def run(
         past = open_past(options, job, lambda line: console.say(f"warning: {line}"))
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
+    if device.warning:
+        console.say(f"warning: {device.warning}")
     try:
         phases.use_device(device.driver)
         if options.profile:
