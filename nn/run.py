@@ -21,7 +21,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Samples, Scores, score
 from nn.files import require_writable, write_whole
-from nn.gemm_versions import fastest_gemm, runs_gemm
+from nn.gemm_versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
 from nn.mma import MMA_TERMS
@@ -77,6 +77,7 @@ def run(
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
+        options = _with_common_gemm(options, job, device.driver)
         with job.together():
             _require_gemm(options, device.driver)
         digest = past.begin(options, dataset)
@@ -200,6 +201,15 @@ def _kernels(
             ]
             kernels.library.compile([file for files in wanted for file in files])
     return kernels
+
+
+def _with_common_gemm(options: Options, job: Job, driver: Driver) -> Options:
+    """Where ranks have GPUs of different kinds: with the product that all of them run, so that all compute
+    alike. Collective."""
+    architectures = set(job.comm.allgather(driver.architecture))
+    if options.gemm != "auto" or len(architectures) == 1:
+        return options
+    return dataclasses.replace(options, gemm=common_gemm(options.dtype, architectures))
 
 
 def _require_gemm(options: Options, driver: Driver) -> None:
