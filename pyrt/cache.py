@@ -81,7 +81,7 @@ def _obstacle(folder: Path) -> str:
             if place.stat().st_uid != os.geteuid():
                 return f"{place} belongs to another user: set {VARIABLE} to a folder of your own"
             if not is_own(place):
-                return f"others can write in {place}: `chmod -R go-w {folder.parent}` if nobody has"
+                return f"others can write in {place}: remove it, or `chmod -R go-w {folder.parent}`"
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -140,6 +141,37 @@ except UserError as error:
         assert error.startswith("--device cuda: ")
         assert error.endswith(": use --device cpu, or run where there is a GPU")
         assert "\n" not in why + error
+
+
+class TestUsableGpus:
+    """As pyrt/driver/cuda.py finds them, which needs a GPU to be imported."""
+
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        """What stands for that module: one GPU, and a compiler."""
+        module = SimpleNamespace(
+            visible_gpus=lambda: ["gpu-a"], find_nvcc=lambda: "nvcc", cuda=SimpleNamespace(Error=RuntimeError)
+        )
+        monkeypatch.setitem(sys.modules, "pyrt.driver.cuda", module)
+        monkeypatch.setattr("pyrt.driver.cuda", module, raising=False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        return module
+
+    def test_a_gpu_and_a_compiler(self, found: SimpleNamespace) -> None:
+        assert devices.usable_gpus() == (["gpu-a"], "")
+
+    def test_no_compiler(self, found: SimpleNamespace) -> None:
+        found.find_nvcc = lambda: None
+        assert devices.usable_gpus() == ([], "nvcc is neither on PATH nor in /usr/local/cuda/bin")
+
+    def test_no_gpu(self, found: SimpleNamespace) -> None:
+        def visible_gpus() -> list[str]:
+            raise RuntimeError("cuInit failed")
+
+        found.visible_gpus = visible_gpus
+        assert devices.usable_gpus() == ([], "CUDA_VISIBLE_DEVICES=-1 shows no NVIDIA GPU (cuInit failed)")
+        found.visible_gpus = list
+        assert devices.usable_gpus() == ([], "CUDA_VISIBLE_DEVICES=-1 shows no NVIDIA GPU (there is none)")
 
 
 MIG = "MIG-6a2f1d2e-6d8a-5c1f-9b58-1f0d7f6b2f11"
