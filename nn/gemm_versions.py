@@ -6,6 +6,8 @@ How those on tensor cores cut it into tiles: `choose_mma_tiling` (nn/mma.py), `c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -35,6 +37,12 @@ def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
         if has_mma(architecture):
             return "mma"
     return PLAIN_GEMM_VERSIONS[-1]
+
+
+def common_gemm(dtype: DTypeLike, architectures: Iterable[str]) -> str:
+    """The version for devices of all these architectures: the least of what is fastest on each, which the
+    others run too."""
+    return min((fastest_gemm(dtype, each) for each in architectures), key=GEMM_VERSIONS.index)
 
 
 def runs_gemm(version: str, architecture: str) -> bool:

@@ -212,6 +212,18 @@ class Options:
         accuracy = self.math if self.dtype == "float32" else self.dtype
         return self.tolerance if self.tolerance is not None else TOLERANCES[accuracy]
 
+    @property
+    def common(self) -> dict[str, str]:
+        """What all ranks must have been given, by option. Of files, which rank 0 alone reads and writes,
+        whether they are: each rank may know one by a name of its own."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        files = {field.name for field in dataclasses.fields(self) if field.type == "Path | None"}
+        return {
+            _flag(name): str(value if name not in files else "given" if value is not None else "not given")
+            for name, value in values.items()
+            if name != "data"
+        }
+
     def as_json(self) -> dict[str, Any]:
         """All options in types that JSON has."""
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}

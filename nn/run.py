@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from nn.console import Console
 from nn.data import Dataset
 from nn.evaluation import Evaluator, Scores, score
 from nn.files import require_writable, write_whole
-from nn.gemm_versions import fastest_gemm, runs_gemm
+from nn.gemm_versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
 from nn.memory import Needs, Pool, fit, largest
@@ -39,6 +40,7 @@ from nn.required import is_apart, required
 from nn.setup import Setup, set_up, test_set, validation_set
 from nn.training import Diverged, Training
 from nn.versions import code
+from pyrt.alike import require_alike, sources
 from pyrt.devices import Device, open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -46,6 +48,8 @@ from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, defer_stops, join
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
+
+_PROJECT = Path(__file__).resolve().parents[1]
 
 
 def run(
@@ -62,6 +66,7 @@ def run(
     past = Past(job)
     if options.checkpoint is not None:
         defer_stops()
+    _require_alike(options, job)
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
@@ -70,11 +75,14 @@ def run(
             past = open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
+    if device.warning:
+        console.say(f"warning: {device.warning}")
     try:
         phases.use_device(device.driver)
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
         dataset = _load(options, job, phases)
+        options = _with_common_gemm(options, job, device.driver)
         with job.together():
             _require_gemm(options, device.driver)
             network, schedule = _network(options, dataset), _schedule(options, dataset)
@@ -104,6 +112,14 @@ def run(
         with phases.phase("close device"):
             device.driver.close()
     return replace(report, phases=gather_phases(job, phases.times()))
+
+
+def _require_alike(options: Options, job: Job) -> None:
+    if job.size > 1:
+        versions = {"Python": platform.python_version(), "NumPy": np.__version__}
+        files_of_ours = sources(*(_PROJECT / folder for folder in ("pyrt", "nn", "kernels")))
+        require_alike(job, {**versions, **files_of_ours}, "install the same version on all nodes")
+        require_alike(job, options.common, "give all ranks the same options")
 
 
 def _require_writable_files(options: Options) -> None:
@@ -255,6 +271,15 @@ def _kernels(
             ]
             kernels.library.compile([file for files in wanted for file in files])
     return kernels
+
+
+def _with_common_gemm(options: Options, job: Job, driver: Driver) -> Options:
+    """Where ranks have GPUs of different kinds: with the product that all of them run, so that all compute
+    alike. Collective."""
+    architectures = set(job.comm.allgather(driver.architecture))
+    if options.gemm != "auto" or len(architectures) == 1:
+        return options
+    return replace(options, gemm=common_gemm(options.dtype, architectures))
 
 
 def _require_gemm(options: Options, driver: Driver) -> None:

@@ -8,8 +8,10 @@ nothing of neural networks: bring kernels of your own.
 ``job``        one MPI job: start, agreed errors, signals, the end of all ranks together
 ``driver``     what pyrt asks of a device, and the devices that answer (cuda, emulated, cpu)
 ``devices``    which GPU a rank takes
+``alike``      finds ranks that run other code, versions or options than the others
 ``memory``     device arrays, pinned arrays, flat arenas with named views
 ``streams``    the three streams of a rank: upload, compute, download
+``cache``      where files are kept between runs, compiled kernels for this user alone
 ``kernels``    ``.cu`` files to launches: constants, compile cache, checked arguments
 ``graphs``     launches and copies captured once, replayed with one call; their phases
 ``phases``     NVTX ranges, host and device times by name

@@ -9,8 +9,9 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyrt.cache import cache_folder
+from pyrt.cache import VARIABLE, cache_folder
 from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.mpi_libraries import library_path
 
@@ -46,12 +47,20 @@ def path(key: Mapping[str, object]) -> Path:
 
 
 def write(key: Mapping[str, object], results: Mapping[str, str]) -> None:
-    """Keep results by the names of the calls (see pyrt/mpi_libraries.py). The file is there whole or not."""
+    """Keep results by the names of the calls (see pyrt/mpi_libraries.py). The file is there whole or not.
+
+    Raises UserError where it cannot be written.
+    """
     file = path(key)
-    file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps({"key": key, "results": results}, indent=1))
-    unfinished.rename(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps({"key": key, "results": results}, indent=1))
+        unfinished.rename(file)
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written ({error.strerror}): set {VARIABLE} to a folder of your own"
+        ) from None
 
 
 def read(key: Mapping[str, object]) -> dict[str, str] | None:

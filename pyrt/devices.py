@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 
+from pyrt.cache import KernelFolder, kernel_folder, use_kernel_folder
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver, compile
@@ -12,6 +15,9 @@ from pyrt.job import AgreedError, Job
 
 CHOICES = ("auto", "cuda", "emulated", "cpu")
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that says which GPUs a process sees, and in which order."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -19,6 +25,8 @@ class Device:
 
     driver: Driver
     why: str
+    warning: str = ""
+    """Why compiled kernels are not kept; empty where they are."""
 
 
 def open_device(
@@ -29,28 +37,46 @@ def open_device(
     ``sanitize`` and ``order_seed`` are for the emulated device: see `EmulatedDriver`.
 
     Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, for more
-    ranks on a node than GPUs unless ``share_gpus``, and for ``emulated`` without a C++ compiler.
+    ranks on a node than GPUs unless ``share_gpus``, for a `VISIBLE` that names more GPUs than there are, and
+    for ``emulated`` without a C++ compiler.
     """
     if choice == "cpu":
         return Device(CpuDriver(), "")
     if choice == "emulated":
+        warning = _share_kernel_folder(job)
         with job.together():
             if job.node.rank == 0:  # the others find it in the cache
                 compile.runtime_library()
         with job.together():
             driver = EmulatedDriver(sanitize, order_seed)
-        return Device(driver, "the same kernels on the CPU, slowly: for tests")
+        return Device(driver, "the same kernels on the CPU, slowly: for tests", warning)
     visible, missing = usable_gpus()
-    reasons = [reason for reason in job.comm.allgather(missing) if reason]
+    mistake = "" if missing else unseen(os.environ.get(VISIBLE), len(visible))
+    found = job.comm.allgather((missing, mistake))
+    reasons = [reason for reason, _ in found if reason]
     if reasons and choice == "cuda":
         raise AgreedError(f"--device cuda: {reasons[0]}: use --device cpu, or run where there is a GPU")
     if reasons:
         return Device(CpuDriver(), f"{reasons[0]}: training on the CPU with NumPy")
+    mistakes = [mistake for _, mistake in found if mistake]
+    if mistakes:
+        raise AgreedError(mistakes[0])
     with job.together():
         index = assign(job.node.allgather(visible), share_gpus)[job.node.rank]
+    warning = _share_kernel_folder(job)
     with job.together():
         gpu = _open_cuda(index)
-    return Device(gpu, "" if choice == "cuda" else "a GPU for every rank")
+    return Device(gpu, "" if choice == "cuda" else "a GPU for every rank", warning)
+
+
+def _share_kernel_folder(job: Job) -> str:
+    """What one rank of a node compiles the others load: from where, they learn here. Why it is not kept, on
+    some node, if so. Collective."""
+    with job.together():
+        folder = kernel_folder() if job.node.rank == 0 else None
+    shared: KernelFolder = job.node.bcast(folder)
+    use_kernel_folder(shared)
+    return next((why for why in job.comm.allgather(shared.why_not_kept) if why), "")
 
 
 def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:
@@ -86,12 +112,44 @@ def usable_gpus() -> tuple[list[str], str]:
     try:
         gpus = cuda.visible_gpus()
     except cuda.cuda.Error as error:
-        return [], f"no NVIDIA GPU answers ({error})"
+        return [], none_seen(os.environ.get(VISIBLE), str(error))
     if not gpus:
-        return [], "this process sees no NVIDIA GPU"
+        return [], none_seen(os.environ.get(VISIBLE), "there is none")
     if cuda.find_nvcc() is None:
         return [], "nvcc is neither on PATH nor in /usr/local/cuda/bin"
     return gpus, ""
+
+
+def none_seen(value: str | None, error: str) -> str:
+    """Why CUDA shows no GPU to a process whose `VISIBLE` is this (None: not set)."""
+    if value is None:
+        return f"no NVIDIA GPU answers ({error})"
+    if not value.strip():
+        return f"{VISIBLE} is empty, which hides all GPUs"
+    return f"{VISIBLE}={value} shows no NVIDIA GPU ({error})"
+
+
+def unseen(value: str | None, seen: int) -> str:
+    """What is wrong with a `VISIBLE` that names more devices than CUDA shows; empty where it does not.
+
+    CUDA reads the list up to the first entry that it cannot take, and says nothing. An entry -1 is meant to
+    end it (CUDA C++ Programming Guide, CUDA Environment Variables).
+    """
+    names = [name.strip() for name in (value or "").split(",")]
+    names = names[: names.index("-1")] if "-1" in names else names
+    if value is None or len(names) <= seen:
+        return ""
+    twice = [name for name in names if names.count(name) > 1]
+    odd = [name for name in names if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name)]
+    if odd:
+        why = f"{odd[0]!r} names none"
+    elif twice:
+        why = f"{twice[0]} is there twice"
+    elif any(name.startswith("MIG-") for name in names):
+        why = "a process sees one MIG instance: give each rank one of its own"
+    else:
+        why = "`nvidia-smi -L` lists those that there are"
+    return f"{VISIBLE}={value}: has {len(names)} entries, of which CUDA shows {seen}: {why}"
 
 
 def _open_cuda(index: int) -> Driver:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyrt.cache import cache_folder
+from pyrt.cache import kernel_folder
 from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle
 from pyrt.errors import UserError
 from pyrt.memory import DeviceArray
@@ -263,7 +263,7 @@ class KernelLibrary:
     ) -> None:
         self.driver = driver
         self.directories = list(directories)
-        self.cache_dir = cache_dir or str(cache_folder("kernels"))
+        self.cache_dir = cache_dir or str(kernel_folder().path)
         self._modules: dict[tuple[object, ...], _Module] = {}
 
     def source(self, file: str, constants: Constants) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import pycuda.compiler
 import pycuda.driver as cuda
 from cuda.bindings import driver as bindings
 
+from pyrt.cache import is_kept, new_folder
 from pyrt.driver import TENSOR_MAP_BYTES, Shape3
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
@@ -40,7 +40,9 @@ def visible_gpus() -> list[str]:
 
 
 def _uuid(index: int) -> str:
-    uuid = _call(bindings.cuDeviceGetUuid, _call(bindings.cuDeviceGet, index))
+    # The second version tells MIG instances of a GPU apart; newer cuda-bindings have it under the first name.
+    get = getattr(bindings, "cuDeviceGetUuid_v2", bindings.cuDeviceGetUuid)
+    uuid = _call(get, _call(bindings.cuDeviceGet, index))
     return bytes(uuid.bytes).hex()
 
 
@@ -295,36 +297,32 @@ class CudaDriver:
         return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
     def compile(self, source: str, cache_dir: str) -> None:
-        # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever.
-        # Each source gets a folder of its own, filled under another name and renamed when complete.
+        # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever:
+        # each source gets a folder of its own.
         folder = self._cache_folder(source, cache_dir)
-        if os.path.isdir(folder):
+        if is_kept(folder):
             return
-        os.makedirs(cache_dir, exist_ok=True)
-        scratch = tempfile.mkdtemp(dir=cache_dir, prefix="compiling-")
-        try:
-            pycuda.compiler.compile(source, cache_dir=scratch, **self._compile_options())
-            os.rename(scratch, folder)
-        except cuda.CompileError as error:
-            raise UserError(f"nvcc does not compile it\n{error.stderr or error.stdout}") from None
-        except OSError:
-            if not os.path.isdir(folder):  # else another job was faster, with the same result
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with new_folder(folder) as scratch:
+            try:
+                pycuda.compiler.compile(source, cache_dir=str(scratch), **self._compile_options())
+            except cuda.CompileError as error:
+                raise UserError(f"nvcc does not compile it\n{error.stderr or error.stdout}") from None
 
     def load_module(self, source: str, cache_dir: str) -> Any:
         self.compile(source, cache_dir)
         folder = self._cache_folder(source, cache_dir)
-        cubin = pycuda.compiler.compile(source, cache_dir=folder, **self._compile_options())
+        cubin = pycuda.compiler.compile(source, cache_dir=str(folder), **self._compile_options())
         module = _call(bindings.cuModuleLoadData, cubin)
         self._modules.append(module)
         return module
 
-    def _cache_folder(self, source: str, cache_dir: str) -> str:
-        version = pycuda.compiler.get_nvcc_version(find_nvcc())
+    def _cache_folder(self, source: str, cache_dir: str) -> Path:
+        try:
+            version = pycuda.compiler.get_nvcc_version(find_nvcc())
+        except OSError as error:
+            raise UserError(f"nvcc does not run: {error}") from None
         key = "\0".join([source, version, pycuda.VERSION_TEXT, repr(self._compile_options())])
-        return os.path.join(cache_dir, hashlib.sha256(key.encode()).hexdigest()[:32])
+        return Path(cache_dir) / hashlib.sha256(key.encode()).hexdigest()[:32]
 
     def _compile_options(self) -> dict[str, Any]:
         return {

@@ -41,8 +41,8 @@ from pyrt.mpi_libraries import PROBE, Verdict, has_cuda_support, identify, judge
 from pyrt.phases import Phase
 from pyrt.stall import StallWatch
 
-LIMIT = 20.0
-"""Seconds without progress after which all ranks end."""
+LIMIT = 60.0
+"""Seconds without progress after which all ranks end; one that is stopped for less is waited for."""
 
 _THREADS = 256
 _MPI_TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}

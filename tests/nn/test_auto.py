@@ -128,6 +128,7 @@ def test_a_run_takes_the_plan_that_is_predicted_best(
         device="cpu",
         plan="auto",
         check=True,
+        save=shared / "chosen.npz",
         save_plan=shared / "plan.json",
     )
     report = run(options, job)
@@ -135,6 +136,13 @@ def test_a_run_takes_the_plan_that_is_predicted_best(
     chosen, said = files.load(shared / "plan.json"), report.environment["plan"]
     assert chosen.is_data == (job.size == 1)
     assert said.startswith(str(chosen)) and "predicted" in said and "data: " in said
+    # The choice given back, the bits are the same.
+    given = {"plan": str(shared / "plan.json"), "exchange": report.environment["exchange"]}
+    run(dataclasses.replace(options, **given, save=shared / "given.npz", save_plan=None), job)
+    if job.rank == 0:
+        with np.load(shared / "chosen.npz") as first, np.load(shared / "given.npz") as second:
+            for name in set(first.files) - {"run"}:
+                assert first[name].tobytes() == second[name].tobytes()
 
 
 def command(*words: object, ranks: int = 1) -> subprocess.CompletedProcess[str]:

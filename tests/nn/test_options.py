@@ -215,6 +215,21 @@ def test_all_options_go_into_json():
     assert (written["save"], written["hidden"], written["samples"]) == ("b.npz", [512, 256], None)
 
 
+def test_what_all_ranks_must_have_been_given():
+    """All but the names of files, which rank 0 alone reads and writes; that there is one counts."""
+    first = Options(save=Path("a.npz"), data="a.npz")
+    assert Options(save=Path("b.npz"), data="b.npz").common == first.common
+    for changes in (
+        {"save": None},
+        {"init": Path("a.npz")},
+        {"lr": 0.5},
+        {"hidden": (9,)},
+        {"plan": "model"},
+    ):
+        other = dataclasses.replace(first, **changes).common
+        assert [name for name in other if other[name] != first.common[name]] == [f"--{next(iter(changes))}"]
+
+
 def test_in_process_the_same_values_are_refused():
     for values in ({"lr": math.nan}, {"batch": 0}, {"hidden": ()}, {"activation": "x"}, {"evaluate": True}):
         with pytest.raises(UserError, match=f"--{next(iter(values))}"):

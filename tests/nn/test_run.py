@@ -532,3 +532,38 @@ def test_tensor_cores_that_are_not_there_are_an_error(driver, monkeypatch, gemm)
     monkeypatch.setattr(EmulatedDriver, "architecture", "sm_75")
     with pytest.raises(UserError, match=f"--gemm {gemm}: emulated, .*, has no such tensor cores: use --gemm"):
         run(using(device="emulated", gemm=gemm))
+
+
+@pytest.mark.parallel([4])
+def test_a_number_that_is_none_in_one_ranks_part_stops_all_at_the_same_step(driver, shared, capfd):
+    """Pixels that overflow, of sample 47 of 80: in rank 1's part of the third batch."""
+    job = join()
+    if job.rank == 0:
+        images = np.random.default_rng(0).random((80, 3, 4)).astype(np.float32)
+        images[47] = 3e38
+        np.savez(shared / "huge.npz", x_train=images, y_train=np.arange(80) % 3)
+    job.comm.barrier()
+    options = using(data=str(shared / "huge.npz"), activation="relu", pixel_scale=1.0, shuffle=False)
+    for exchange in CHOICES:
+        where = "cpu" if exchange in ("root", "blocking") else driver.name
+        nodes = 2 if exchange == "hierarchical" else None
+        if exchange == "device" and not verdict(job, driver).is_proven:
+            continue
+        with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3: nothing was") as caught:
+            run(using(options, device=where, share_gpus=True, exchange=exchange, ranks_per_node=nodes))
+        assert caught.value.code == 1
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parallel([2])
+def test_ranks_with_gpus_of_different_kinds_take_the_same_product(driver, monkeypatch):
+    if driver.name != "emulated":
+        pytest.skip("needs devices that say what they are told to")
+    options = using(device="emulated", hidden=(72,), batch=40, samples=80, epochs=1, check=True)
+    for other, gemm in (("sm_75", "tiled"), ("sm_80", "mma")):
+        monkeypatch.setattr(EmulatedDriver, "architecture", "sm_90a" if join().rank == 0 else other)
+        report = run(options)
+        assert report.passed, str(report.check)
+        assert set(join().comm.allgather(report.environment["gemm"])) == {gemm}
+        with pytest.raises(UserError, match=r"--gemm wgmma: .*, has no such tensor cores"):
+            run(using(options, gemm="wgmma"))

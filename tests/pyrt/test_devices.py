@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,7 +93,8 @@ class TestOpenDevice:
         self, job: Job, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(devices, "usable_gpus", lambda: (["gpu-a"], ""))
-        mixed = replace(job, comm=OtherRank("this process sees no NVIDIA GPU"))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        mixed = replace(job, comm=OtherRank(("this process sees no NVIDIA GPU", "")))
         device = open_device("auto", mixed, share_gpus=False)
         assert device.driver.name == "cpu"
         assert device.why == "this process sees no NVIDIA GPU: training on the CPU with NumPy"
@@ -100,6 +102,19 @@ class TestOpenDevice:
             UserError, match="--device cuda: this process sees no NVIDIA GPU: use --device cpu"
         ):
             open_device("cuda", mixed, share_gpus=False)
+
+    @pytest.mark.parametrize("choice", ["auto", "cuda"])
+    def test_gpus_that_one_rank_has_named_and_does_not_see_are_an_error_on_all(
+        self, job: Job, monkeypatch: pytest.MonkeyPatch, choice: str
+    ) -> None:
+        monkeypatch.setattr(devices, "usable_gpus", lambda: (["gpu-a"], ""))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7")
+        mine = "CUDA_VISIBLE_DEVICES=0,7: has 2 entries, of which CUDA shows 1"
+        with pytest.raises(UserError, match=mine):
+            open_device(choice, replace(job, comm=OtherRank(("", ""))), share_gpus=False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        with pytest.raises(UserError, match="of the other rank"):
+            open_device(choice, replace(job, comm=OtherRank(("", "of the other rank"))), share_gpus=False)
 
     def test_without_any_gpu_auto_is_the_cpu_and_cuda_is_an_error(self) -> None:
         """In a process that sees no GPU, whether this machine has some or not."""
@@ -126,3 +141,94 @@ except UserError as error:
         assert error.startswith("--device cuda: ")
         assert error.endswith(": use --device cpu, or run where there is a GPU")
         assert "\n" not in why + error
+
+
+class TestUsableGpus:
+    """As pyrt/driver/cuda.py finds them, which needs a GPU to be imported."""
+
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        """What stands for that module: one GPU, and a compiler."""
+        module = SimpleNamespace(
+            visible_gpus=lambda: ["gpu-a"], find_nvcc=lambda: "nvcc", cuda=SimpleNamespace(Error=RuntimeError)
+        )
+        monkeypatch.setitem(sys.modules, "pyrt.driver.cuda", module)
+        monkeypatch.setattr("pyrt.driver.cuda", module, raising=False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        return module
+
+    def test_a_gpu_and_a_compiler(self, found: SimpleNamespace) -> None:
+        assert devices.usable_gpus() == (["gpu-a"], "")
+
+    def test_no_compiler(self, found: SimpleNamespace) -> None:
+        found.find_nvcc = lambda: None
+        assert devices.usable_gpus() == ([], "nvcc is neither on PATH nor in /usr/local/cuda/bin")
+
+    def test_no_gpu(self, found: SimpleNamespace) -> None:
+        def visible_gpus() -> list[str]:
+            raise RuntimeError("cuInit failed")
+
+        found.visible_gpus = visible_gpus
+        assert devices.usable_gpus() == ([], "CUDA_VISIBLE_DEVICES=-1 shows no NVIDIA GPU (cuInit failed)")
+        found.visible_gpus = list
+        assert devices.usable_gpus() == ([], "CUDA_VISIBLE_DEVICES=-1 shows no NVIDIA GPU (there is none)")
+
+
+MIG = "MIG-6a2f1d2e-6d8a-5c1f-9b58-1f0d7f6b2f11"
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+
+
+class TestVisibleDevices:
+    @pytest.mark.parametrize(
+        ("value", "seen"),
+        [
+            (None, 0),
+            (None, 8),
+            ("0", 1),
+            ("1,0", 2),
+            (" 1 , 0", 2),
+            ("-1", 0),
+            ("1,-1,0", 1),
+            (UUID, 1),
+            ("GPU-8932f937", 1),
+            (f"0,{UUID}", 2),
+            (MIG, 1),
+            ("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0", 1),
+            (f"{MIG},{MIG[:-1]}2", 2),  # a driver that shows several
+        ],
+    )
+    def test_lists_of_which_all_is_seen(self, value: str | None, seen: int) -> None:
+        assert devices.unseen(value, seen) == ""
+
+    @pytest.mark.parametrize(
+        ("value", "seen", "why"),
+        [
+            ("0,,1", 1, "'' names none"),
+            ("0,1,", 2, "'' names none"),
+            ("0,x,1", 1, "'x' names none"),
+            ("0 1,1", 0, "'0 1' names none"),
+            ("0,GPU-", 1, "'GPU-' names none"),
+            ("0,0", 1, "0 is there twice"),
+            (f"{UUID},{UUID}", 1, f"{UUID} is there twice"),
+            ("0,9", 1, "`nvidia-smi -L` lists those that there are"),
+            (f"{MIG},{MIG[:-1]}2", 1, "a process sees one MIG instance: give each rank one of its own"),
+        ],
+    )
+    def test_lists_whose_end_cuda_passes_over_in_silence(self, value: str, seen: int, why: str) -> None:
+        count = value.count(",") + 1
+        assert devices.unseen(value, seen) == (
+            f"CUDA_VISIBLE_DEVICES={value}: has {count} entries, of which CUDA shows {seen}: {why}"
+        )
+
+    @pytest.mark.parametrize(
+        ("value", "why"),
+        [
+            (None, "no NVIDIA GPU answers (cuInit failed)"),
+            ("", "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs"),
+            (" ", "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs"),
+            ("-1", "CUDA_VISIBLE_DEVICES=-1 shows no NVIDIA GPU (cuInit failed)"),
+            ("NoDevFiles", "CUDA_VISIBLE_DEVICES=NoDevFiles shows no NVIDIA GPU (cuInit failed)"),
+        ],
+    )
+    def test_where_none_is_seen_the_variable_is_named(self, value: str | None, why: str) -> None:
+        assert devices.none_seen(value, "cuInit failed") == why

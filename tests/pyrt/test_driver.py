@@ -292,6 +292,17 @@ class TestCache:
         self.launch(KernelLibrary(driver, [folder], str(cache)))
         assert finished.is_dir()
 
+    @pytest.mark.parametrize("name", ["", "file"])
+    def test_what_others_can_write_is_not_loaded(
+        self, driver: Driver, folder: Path, tmp_path: Path, name: str
+    ) -> None:
+        KernelLibrary(driver, [folder], str(tmp_path / "cache")).compile([("mine", {})])
+        (kept,) = (tmp_path / "cache").iterdir()
+        (kept if not name else next(kept.iterdir())).chmod(0o777)
+        with pytest.raises(UserError, match=r"mine\.cu: .*remove what others can write"):
+            self.launch(KernelLibrary(driver, [folder], str(tmp_path / "cache")))
+        assert list((tmp_path / "cache").iterdir()) == [kept]
+
     def test_the_compilers_words_name_file_and_line_and_nothing_is_kept(
         self, driver: Driver, tmp_path: Path
     ) -> None:

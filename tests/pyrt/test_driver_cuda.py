@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyrt.devices import open_device
 from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.memory import DeviceArray
 from tests.mpi import TIMEOUT, environment
@@ -38,6 +41,36 @@ def test_a_rank_gets_it_without_asking(driver: Driver, job: Job) -> None:
     finally:
         device.driver.close()
     assert DeviceArray.from_host(driver, np.ones(3)).to_host().sum() == 3  # the other driver is still open
+
+
+SOURCE = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
+
+
+def test_another_compiler_or_architecture_compiles_anew(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for changes in ({}, {}, {"architecture": "sm_75"}, {"version": "another"}):
+        with monkeypatch.context() as patch:
+            if "architecture" in changes:
+                patch.setattr(driver, "architecture", changes["architecture"])
+            if "version" in changes:
+                patch.setattr("pycuda.compiler.get_nvcc_version", lambda nvcc: "another")
+            driver.compile(SOURCE, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_broken_nvcc_is_named(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "nvcc"
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for script, words in (
+        ("echo broken >&2; exit 3", "nvcc does not run: .*nvcc"),
+        ("[ $1 = --version ] && echo 1 && exit; echo broken >&2; exit 3", "does not compile it\nbroken"),
+    ):
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+        with pytest.raises(UserError, match=words):
+            driver.compile(SOURCE, str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache").glob("*"))
 
 
 class TestEnd:

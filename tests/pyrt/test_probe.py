@@ -90,3 +90,11 @@ class TestKept:
         answers.path(key).parent.mkdir()
         answers.path(key).write_text(content)
         assert answers.read(key) is None
+
+
+def test_answers_that_cannot_be_kept_are_a_mistake() -> None:
+    command = [sys.executable, "-m", "pyrt.probe", "--device", "cpu"]
+    done = mpi.mpirun(2, *command, env={"PYRT_CACHE_DIR": "/proc/none"})
+    assert done.returncode == 2
+    assert "error: /proc/none/probe/" in done.stderr and "set PYRT_CACHE_DIR to a folder" in done.stderr
+    assert "Traceback" not in done.stderr

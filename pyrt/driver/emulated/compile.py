@@ -10,12 +10,13 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from pyrt.cache import cache_folder
+from pyrt.cache import is_kept, kernel_folder, new_folder
 from pyrt.errors import UserError
 from pyrt.kernels import kernel_names
 
@@ -58,19 +59,19 @@ _COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DO
 
 @cache
 def compiler() -> tuple[str, str]:
-    """Path and version of the C++ compiler. Raises UserError where there is none."""
+    """Path and version of the C++ compiler. Raises UserError where there is none that works."""
     wanted = os.environ.get("CXX")
     path = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
     if path is None:
         where = f"$CXX names {wanted}, which is not there" if wanted else "install g++ or clang++"
         raise UserError(f"the emulated device needs a C++ compiler: {where}")
-    return path, subprocess.check_output([path, "--version"], text=True)
+    return path, _run([path, "--version"], "says no version: mend it, or name another one in $CXX")
 
 
 def runtime_library() -> Path:
     """The compiled runtime, for all kernels; compiled on first use."""
     text = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
-    folder = cache_folder("emulated")
+    folder = kernel_folder().path
     return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, [], [], folder)
 
 
@@ -130,30 +131,30 @@ def _build(key: str, files: list[Path], flags: list[str], link: list[str], cache
     linking = [path, "-shared", "-pthread", *link]
     depends = "\0".join([key, version, *compiling, *linking])
     folder = cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
-    if not folder.is_dir():
-        _compile(files, compiling, linking, folder)
+    if not is_kept(folder):
+        with new_folder(folder) as scratch:
+            _compile(files, compiling, linking, scratch)
     return folder / _LIBRARY
 
 
 def _compile(files: list[Path], compiling: list[str], linking: list[str], folder: Path) -> None:
-    """Compile and link; the folder with its library appears whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
-    objects = [scratch / f"{file.stem}.o" for file in files]
+    """Compile and link into a folder."""
+    objects = [folder / f"{file.stem}.o" for file in files]
+    for file, target in zip(files, objects, strict=True):
+        _run([*compiling, "-c", str(file), "-o", str(target)], "does not compile it")
+    # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
+    _run([*linking, *map(str, objects), "-o", str(folder / _LIBRARY)], "does not link it")
+
+
+def _run(command: list[str], failure: str) -> str:
+    """What the compiler prints. Raises UserError with its words: that it is a ``failure``."""
     try:
-        for file, target in zip(files, objects, strict=True):
-            _run([*compiling, "-c", str(file), "-o", str(target)])
-        # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
-        _run([*linking, *map(str, objects), "-o", str(scratch / _LIBRARY)])
-        scratch.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another job was faster, with the same result
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(f"{command[0]} does not run ({error.strerror}): name another one in $CXX") from None
+    if done.returncode < 0:
+        killed = signal.Signals(-done.returncode).name
+        raise UserError(f"{command[0]} was ended by {killed}: is there enough memory?\n{done.stderr}".strip())
     if done.returncode:
-        raise UserError(f"{Path(command[0]).name} does not compile it\n{done.stderr}")
+        raise UserError(f"{command[0]} {failure}\n{done.stderr}".strip())
+    return done.stdout
