@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nn.data.files import shown
+from nn.data.files import read_small, shown
 from nn.files import write_whole
 from nn.plan import SPLITS, Plan
 from pyrt.errors import UserError
@@ -23,8 +23,7 @@ def save(path: Path, plan: Plan) -> None:
 def load(path: Path) -> Plan:
     """The plan in a file; UserError for one that holds none."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LARGEST))
+        content = json.loads(read_small(path, _LARGEST))
         groups, shards = content["grid"]
         if not isinstance(content["layers"], list):
             raise TypeError
