@@ -15,6 +15,9 @@ from nn.files import write_whole
 from nn.network import Network
 from pyrt.errors import UserError
 
+_LONGEST = 1 << 22
+"""Bytes that a file's story may take, of text."""
+
 
 def initial(network: Network, dtype: str, seed: int) -> dict[str, np.ndarray]:
     """Biases zero, weights normal, drawn layer by layer from PCG64 seeded with (seed, 0).
@@ -38,28 +41,39 @@ def initial(network: Network, dtype: str, seed: int) -> dict[str, np.ndarray]:
 def load(path: Path, network: Network, dtype: str) -> dict[str, np.ndarray]:
     """W1, b1, ..., WL, bL from an npz file, in ``dtype``. UserError where they do not fit the network."""
     try:
-        arrays = npz.arrays(path, lambda name: name[:1] in "Wb" and name[1:].isdigit())
+        _require_shapes(path, npz.headers(path, _is_parameter), network)
+        arrays = npz.arrays(path, lambda name: name in network.shapes)
     except UserError as error:
         raise UserError(f"--init {error}") from None
-    for name, shape in network.shapes.items():
-        found = arrays[name].shape if name in arrays else None
-        if found != shape:
-            has = f"has {name} of shape {found}" if found is not None else f"has no {name}"
-            raise UserError(
-                f"--init {shown(path)}: {has}, {network} needs {shape}: give the --hidden it was saved with"
-            )
-    if arrays.keys() != network.shapes.keys():
-        extra = ", ".join(sorted(arrays.keys() - network.shapes.keys()))
-        raise UserError(f"--init {shown(path)}: has {extra} too: give the --hidden it was saved with")
     for name, array in arrays.items():
-        if array.dtype.kind in "fiu":
-            with np.errstate(over="ignore"):
-                arrays[name] = array.astype(dtype)
-        if array.dtype.kind not in "fiu" or not np.isfinite(arrays[name]).all():
-            raise UserError(
-                f"--init {shown(path)}: {name} holds values that are no finite numbers of {dtype}"
-            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            arrays[name] = array.astype(dtype)
+        if not np.isfinite(arrays[name]).all():
+            raise UserError(f"--init {_no_numbers(path, name)} of {dtype}")
     return {name: arrays[name] for name in network.shapes}
+
+
+def _is_parameter(name: str) -> bool:
+    return name[:1] in "Wb" and name[1:].isdigit()
+
+
+def _require_shapes(path: Path, found: Mapping[str, npz.Header], network: Network) -> None:
+    """UserError unless these are the network's parameters; nothing larger is read."""
+    for name, shape in network.shapes.items():
+        if name not in found or found[name].shape != shape:
+            has = f"has {name} of shape {found[name].shape!s:.80}" if name in found else f"has no {name}"
+            raise UserError(
+                f"{shown(path)}: {has}, {network} needs {shape}: give the --hidden it was saved with"
+            )
+        if found[name].dtype.kind not in "fiu":
+            raise UserError(_no_numbers(path, name))
+    if found.keys() != network.shapes.keys():
+        extra = ", ".join(sorted(found.keys() - network.shapes.keys()))
+        raise UserError(f"{shown(path)}: has {extra:.80} too: give the --hidden it was saved with")
+
+
+def _no_numbers(path: Path, name: str) -> str:
+    return f"{shown(path)}: {name} holds values that are no finite numbers"
 
 
 def require_same_model(path: Path, options: Mapping[str, Any]) -> None:
@@ -67,15 +81,27 @@ def require_same_model(path: Path, options: Mapping[str, Any]) -> None:
 
     Shapes do not show the activation, the head and the scale of pixels. Files without a story pass.
     """
-    story = npz.arrays(path, lambda name: name == "run").get("run")
-    try:
-        trained = json.loads(str(story))["options"] if story is not None else {}
-    except (ValueError, KeyError, TypeError):
-        return
+    trained = _story(path).get("options")
     for name in ("activation", "head", "pixel_scale"):
-        if trained.get(name, options[name]) != options[name]:
+        told = trained.get(name) if isinstance(trained, dict) else None
+        if isinstance(told, str | int | float) and told != options[name]:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"--init {shown(path)}: was trained with {flag} {trained[name]}: give it again")
+            raise UserError(
+                f"--init {shown(path)}: was trained with {flag} {shown(f'{told!s:.40}')}: give it again"
+            )
+
+
+def _story(path: Path) -> dict[str, Any]:
+    """What `save` has put under ``run``; empty where that is something else."""
+    is_run = "run".__eq__
+    header = npz.headers(path, is_run).get("run")
+    if header is None or header.shape != () or header.dtype.kind != "U" or header.dtype.itemsize > _LONGEST:
+        return {}
+    try:
+        story = json.loads(str(npz.arrays(path, is_run)["run"]))
+    except (ValueError, RecursionError):
+        return {}
+    return story if isinstance(story, dict) else {}
 
 
 def save(path: Path, parameters: Mapping[str, np.ndarray], run: Mapping[str, Any]) -> None:

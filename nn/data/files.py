@@ -1,6 +1,8 @@
 """What the readers share about files that may be damaged: naming them, and turning failures into one line."""
 
+import errno
 import gzip
+import stat
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -26,6 +28,20 @@ def file_size(path: Path) -> int:
     if not regular:
         raise UserError(f"{shown(path)}: is not a file: give the data file itself")
     return size
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """A regular file of at most ``most`` bytes; OSError where it cannot be read, ValueError for a larger one.
+
+    Anything else is not opened: a pipe would be waited for.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "is not a file")
+    if found.st_size > most:
+        raise ValueError(f"has more than {most} bytes")
+    with path.open("rb") as file:
+        return file.read(most)
 
 
 @contextmanager

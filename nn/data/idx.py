@@ -111,7 +111,13 @@ def read_array(path: Path, stream: IO[bytes], most: int) -> np.ndarray:
     data = read_up_to(stream, promised + 1)
     if len(data) != promised:
         raise UserError(wrong_size(path, shape, promised, str(len(data)) if len(data) < promised else "more"))
-    return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False).reshape(shape)
+    array = np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # no elements, but sizes whose product is beyond 64 bits
+        raise UserError(
+            f"{shown(path)}: the header's shape {shape} is that of no array: get the file again"
+        ) from error
 
 
 def read_header(path: Path, stream: IO[bytes]) -> tuple[np.dtype, tuple[int, ...]]:

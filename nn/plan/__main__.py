@@ -90,6 +90,7 @@ _sizes.__name__ = "list of whole numbers"
 
 def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
     """From the file, or of this job's machine. Collective; UserError on all ranks."""
+    from nn.data.files import shown
     from nn.plan import rates
 
     if wanted.rates is None:
@@ -99,7 +100,9 @@ def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
         if job.rank == 0:
             found = rates.load(wanted.rates)
             if wanted.dtype not in (None, found.dtype):
-                raise UserError(f"--dtype {wanted.dtype}: the rates of {wanted.rates} are for {found.dtype}")
+                raise UserError(
+                    f"--dtype {wanted.dtype}: the rates of {shown(wanted.rates)} are for {found.dtype}"
+                )
     agreed: Rates = job.comm.bcast(found)
     return agreed
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nn.data.files import shown
+from nn.data.files import read_small, shown
 from nn.files import write_whole
 from nn.plan import SPLITS, Plan
 from pyrt.errors import UserError
@@ -29,8 +29,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 def load(path: Path) -> Plan:
     """The plan in a file; UserError for one that holds none."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LARGEST))
+        content = json.loads(read_small(path, _LARGEST))
     except OSError as error:
         raise UserError(f"--plan {shown(path)}: {error.strerror}: give data, model, auto or a file") from None
     except (ValueError, RecursionError):

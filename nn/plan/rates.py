@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from nn.data.files import shown
+from nn.data.files import read_small, shown
 from nn.files import write_whole
-from nn.gemm_versions import GEMM_VERSIONS
+from nn.gemm_versions import GEMM_VERSIONS, fastest_gemm
+from nn.mma import MMA_TERMS
 from nn.options import DTYPES
 from nn.plan.paper import Device
 from nn.tensor_cores import TERMS
@@ -37,6 +39,11 @@ _WORDS = {
     "math": tuple(TERMS),
 }
 """What some fields may be."""
+
+_ARCHITECTURE = re.compile("|emulated|sm_[0-9]{2,3}[a-z]?")
+
+_LEAST, _MOST = 1e-15, 1e15
+"""What is above 0 is no less, and nothing is more: what follows from a file are finite times above 0."""
 
 _LARGEST = 1 << 20
 """Bytes of a file that may hold rates."""
@@ -146,8 +153,7 @@ class Rates:
 def load(path: Path) -> Rates:
     """The rates in a file; UserError for one that holds none."""
     try:
-        with path.open("rb") as file:
-            return parsed(json.loads(file.read(_LARGEST)))
+        return parsed(json.loads(read_small(path, _LARGEST)))
     except OSError as error:
         raise UserError(f"--rates {shown(path)}: {error.strerror}: give a file of rates") from None
     except (*MALFORMED, RecursionError) as error:
@@ -168,28 +174,50 @@ def parsed(content: dict[str, Any]) -> Rates:
         if links and set(links) != set(KINDS):
             raise ValueError(f"{name} has not all of {', '.join(KINDS)}")
         for link in links.values():
-            _require(link.us >= 0 and link.message_us >= 0 and link.gb_s > 0, f"a link of {name}")
+            numbers = _is_number(link.us) and _is_number(link.message_us) and _is_number(link.gb_s, _LEAST)
+            _require(numbers, f"a link of {name}")
         values[name] = links
     rates = Rates(**values)
-    _require(rates.operation_us >= 0 and rates.memory_gb_s > 0, "operation_us, memory_gb_s")
-    _require(all(rate > 0 for rate in rates.passes_gb_s.values()), "passes_gb_s")
-    _require(rates.products is not None or rates.tflop_s > 0, "products or tflop_s")
-    _require(int(rates.ranks_per_node) == rates.ranks_per_node > 0, "ranks_per_node")
-    _require(rates.memory_gb >= 0, "memory_gb")
+    _require(isinstance(rates.about, str), "about")
+    for name, least in (("operation_us", 0), ("memory_gb_s", _LEAST), ("tflop_s", 0), ("memory_gb", 0)):
+        _require(_is_number(getattr(rates, name), least), name)
+    _require(all(_is_number(rate, _LEAST) for rate in rates.passes_gb_s.values()), "passes_gb_s")
+    _require(rates.products is not None or rates.tflop_s >= _LEAST, "products or tflop_s")
+    _require(_is_count(rates.ranks_per_node) and rates.ranks_per_node > 0, "ranks_per_node")
     for name, choices in _WORDS.items():
         _require(getattr(rates, name) in choices, name)
-    for name in ("multiprocessors", "shared_memory"):
-        _require(getattr(rates.device, name) >= 0, name)
+    _require_device(rates.device)
+    version = rates.gemm if rates.gemm != "auto" else fastest_gemm(rates.dtype, rates.device.architecture)
+    _require(version != "mma" or rates.math in MMA_TERMS, f"math {rates.math} of gemm mma")
     return rates
+
+
+def _require_device(device: Device) -> None:
+    _require(isinstance(device.name, str), "name of device")
+    _require(bool(_ARCHITECTURE.fullmatch(device.architecture)), "architecture")
+    for name in ("multiprocessors", "shared_memory"):
+        _require(_is_count(getattr(device, name)), name)
 
 
 def _products(products: Products) -> Products:
     sizes = list(products.sizes)
+    _require(all(map(_is_count, sizes)), "sizes of products")
     _require(sizes == sorted(set(sizes)) and sizes[0] > 0, "sizes of products")
     for layout in LAYOUTS:
         times = np.array(products.us[layout], float)
-        _require(times.shape == (len(sizes),) * 3 and bool((times > 0).all()), f"products {layout}")
+        fits = times.shape == (len(sizes),) * 3 and all(_is_number(time, _LEAST) for time in times.flat)
+        _require(fits, f"products {layout}")
     return products
+
+
+def _is_number(value: object, least: float = 0.0) -> bool:
+    """Of JSON; no larger than sums of times can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST
+
+
+def _is_count(value: object) -> bool:
+    """Whether it is a whole number from 0 that a kernel's argument could be."""
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _require(holds: bool, what: str) -> None:

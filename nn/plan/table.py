@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
+from nn.data.files import shown
 from nn.plan import Plan
 from nn.plan.cost import Cost, Costing
 from nn.plan.paper import on_paper
@@ -29,8 +30,8 @@ def table(search: Search, best: Plan) -> str:
     task, rates = search.task, search.rates
     lines = [
         f"A step of {task.network}, batch {task.batch}, {task.dtype}, on {search.ranks} rank(s) of "
-        f"{rates.device.name}: predicted, of the rank that has most to do",
-        f"rates: {rates.about}",
+        f"{shown(rates.device.name)}: predicted, of the rank that has most to do",
+        f"rates: {shown(rates.about)}",
         tabulate(rows, headers=headers, floatfmt=formats),
         f"best: {best}",
     ]

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -209,6 +210,17 @@ def test_a_header_that_promises_more_than_the_file_holds_allocates_nothing(file,
     refused()
 
 
+@pytest.mark.parametrize("name", ["W1", "W9"])
+def test_arrays_larger_than_the_network_are_not_read(file, arrays, refused, name):
+    """Zeros of 64 MB, which the file really holds."""
+    np.savez_compressed(file, **{**arrays, name: np.zeros((1 << 23, 1))})
+    tracemalloc.start()
+    refused(name, "--hidden")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_any_damage_is_refused_or_harmless(file, arrays, save):
     save(file, **arrays)
@@ -225,3 +237,64 @@ def test_any_damage_is_refused_or_harmless(file, arrays, save):
             assert str(error).startswith(f"--init {file}: ") and "\n" not in str(error)
         else:
             assert {name: array.shape for name, array in loaded.items()} == NETWORK.shapes
+
+
+# the story
+
+
+MODEL = {"activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
+
+
+@pytest.fixture
+def with_story(file, arrays):
+    """Saves such an array under ``run``, and has the file looked at."""
+
+    def check(story):
+        np.savez_compressed(file, **arrays, run=story)
+        parameters.require_same_model(file, MODEL)
+
+    return check
+
+
+def test_a_file_of_another_model_is_refused(with_story):
+    with_story(np.array(json.dumps({"options": {"activation": "sigmoid", "pixel_scale": 255}})))
+    with pytest.raises(UserError, match="was trained with --activation tanh: give it again"):
+        with_story(np.array(json.dumps({"options": {"activation": "tanh"}})))
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        *("", "no JSON", "null", "[]", "{}", '{"options": null}', '{"options": [1]}', '{"options": "tanh"}'),
+        *('{"options": {"activation": null}}', '{"options": {"head": ["softmax"]}}', "[" * 100_000),
+    ],
+    ids=lambda story: story[:40],
+)
+def test_what_is_no_story_passes(with_story, story):
+    with_story(np.array(story))
+
+
+@pytest.mark.parametrize(
+    "story", [np.zeros(3), np.array(["{}", "{}"]), np.array(b"{}"), np.array(1)], ids=str
+)
+def test_an_array_that_is_no_text_is_no_story(with_story, story):
+    with_story(story)
+
+
+@pytest.mark.parametrize(
+    "told", ["two\nlines", "\x1b[31m", "\ud800", "x" * 5000, 10**4000], ids=lambda told: ascii(told)[:20]
+)
+def test_a_story_is_told_in_one_short_line(with_story, told):
+    with pytest.raises(UserError, match="was trained with --activation") as caught:
+        with_story(np.array(json.dumps({"options": {"activation": told}})))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def test_a_text_of_megabytes_is_no_story_and_is_not_read(file, arrays):
+    np.savez_compressed(file, **arrays, run=np.zeros((), "U16000000"))
+    tracemalloc.start()
+    parameters.require_same_model(file, MODEL)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -135,12 +136,20 @@ def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:
         '{"grid": [1, 2], "layers": [["rows"]]}',
         '{"grid": [1, 2], "layers": "rows"}',
         "[" * 100000,
+        '{"grid": [1, 2], "layers": ["rows"]}' + 70_000 * " ",
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_file_that_holds_no_plan(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match=r"--plan .*plan\.json: "):
         files.load(tmp_path / "plan.json")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"--plan .*pipe: is not a file: give data, model, auto or a file"):
+        files.load(tmp_path / "pipe")
 
 
 def test_a_file_that_is_not_there() -> None:

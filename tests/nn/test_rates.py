@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nn.network import Network
 from nn.plan import rates as rates_module
+from nn.plan.paper import Task
 from nn.plan.probe import fit
 from nn.plan.rates import KINDS, LAYOUTS, Link, Products, load
+from nn.plan.search import Search
+from nn.plan.table import table
 from pyrt.errors import UserError
 from tests.nn.rates import HOPPER, random_rates
 
@@ -66,6 +71,10 @@ def test_the_machines_that_come_with_the_project_are_rates_and_say_their_sources
     assert "docs/measurements.md" in load(file).about
 
 
+FOUR_TIMES = {layout: np.ones((2, 2, 2)).tolist() for layout in LAYOUTS}
+"""Of products of two sizes."""
+
+
 def broken(**changes: object) -> str:
     content = {**asdict(random_rates(0)), **changes}
     return json.dumps({name: value for name, value in content.items() if value != "left out"})
@@ -103,6 +112,26 @@ def broken(**changes: object) -> str:
         broken(math="fuzzy"),
         broken(device={"multiprocessors": "many"}),
         broken(device={"shared_memory": None}),
+        broken(device={"multiprocessors": 1.5}),
+        broken(device={"name": ["a GPU"]}),
+        broken(device={"architecture": 90}),
+        broken(device={"architecture": "sm_" + "9" * 5000}),
+        broken(about=None),
+        broken(operation_us=True),
+        broken(operation_us=10**400),
+        broken(memory_gb_s=float("inf")),
+        broken(memory_gb_s=1e-320),
+        broken(memory_gb=float("nan")),
+        broken(passes_gb_s={"head": float("inf")}),
+        broken(tflop_s="fast"),
+        broken(ranks_per_node=8.0),
+        broken(products=None, tflop_s=float("inf")),
+        broken(products={"sizes": [1, float("nan")], "us": FOUR_TIMES}),
+        broken(products={"sizes": [1, 10**400], "us": FOUR_TIMES}),
+        broken(products={"sizes": [1, 2], "us": {**FOUR_TIMES, "nn": np.full((2, 2, 2), np.inf).tolist()}}),
+        broken(node={kind: {"us": 10**400, "message_us": 1, "gb_s": 1} for kind in KINDS}),
+        broken(node={kind: {"us": 1, "message_us": float("inf"), "gb_s": 1} for kind in KINDS}),
+        broken(device={"architecture": "sm_80"}, math="bf16"),
     ],
 )
 def test_a_file_that_holds_no_rates_is_refused_in_one_line(tmp_path, text):
@@ -112,6 +141,22 @@ def test_a_file_that_holds_no_rates_is_refused_in_one_line(tmp_path, text):
         load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"^--rates .*pipe: is not a file"):
+        load(tmp_path / "pipe")
+
+
+def test_words_of_a_file_are_printed_on_lines_of_their_own(tmp_path):
+    device = replace(HOPPER, name="two\nlines")
+    replace(random_rates(0, device), about="\x1b[31m half \ud800").save(
+        "--save-rates", tmp_path / "rates.json"
+    )
+    rates = load(tmp_path / "rates.json")
+    search = Search(Task(Network((6, 5, 3), "sigmoid", "softmax"), 8), 2, rates)
+    assert all(line.isprintable() for line in table(search, search.data).split("\n"))
 
 
 def test_a_file_that_is_not_there(tmp_path):

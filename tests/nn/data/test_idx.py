@@ -91,6 +91,15 @@ def test_a_header_that_lies_allocates_nothing(tmp_path, refused, sizes, held, pa
     assert peak < 4_000_000
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sizes", [(0xFFFFFFFF, 0xFFFFFFFF, 0), (0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF)])
+def test_no_elements_of_a_shape_that_no_array_has(tmp_path, refused, sizes, packed):
+    header = bytes([0, 0, 0x08, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
+    path = write(tmp_path / "liar", header, packed)
+    with refused(path, f"shape {sizes} is that of no array"):
+        idx.read(path)
+
+
 def test_a_gzip_bomb_is_read_no_further_than_its_header_says(tmp_path, idx_bytes, refused):
     path = write(tmp_path / "bomb", idx_bytes(np.zeros(10, np.uint8)) + bytes(50_000_000), True)
     tracemalloc.start()

@@ -148,6 +148,10 @@ def test_not_a_zip(tmp_path, refused, data):
         npy("{'descr': ('|u1',), 'fortran_order': False, 'shape': (6, 12), }", bytes(72)),
         npy("{'descr': '|u1', 'fortran_order': False, 'shape': (-6, -12), }", bytes(72)),
         npy("{'descr': '|u1', 'fortran_order': False, 'shape': (6, 12), }", bytes(72), version=b"\x09\x00"),
+        # NumPy sums such sizes up in 64 bits, and takes truth for a number
+        npy("{'descr': '|u1', 'fortran_order': False, 'shape': (9223372036854775808, 0), }", b""),
+        npy("{'descr': '|u1', 'fortran_order': False, 'shape': (%s, 0), }" % ("9" * 400), b""),
+        npy("{'descr': '|u1', 'fortran_order': False, 'shape': (True, False), }", b""),
     ],
 )
 def test_member_that_is_no_array(tmp_path, refused, x_train):
@@ -184,6 +188,54 @@ def test_a_zip_directory_that_lies_too_allocates_nothing(tmp_path, refused):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+def test_a_header_without_an_end_is_not_read_to_its_end(tmp_path, refused):
+    """Version 2 says in 32 bits how long it is; the zip packs 64 MB into some 64 kB."""
+    endless = b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64_000_000)
+    path = archive(tmp_path / "data.npz", endless, zipfile.ZIP_DEFLATED)
+    del endless
+    tracemalloc.start()
+    with refused(path, "x_train.npy is damaged or no array"):
+        npz.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_zeros_that_are_there_are_read(tmp_path):
+    """Deflate packs them 1000 to 1: that alone makes no file a lie."""
+    x = np.zeros((2, 500_000), np.uint8)
+    found = npz.load(save(tmp_path / "data.npz", np.savez_compressed, x_train=x, y_train=Y[:2]))
+    assert found.images.shape == x.shape and not found.images.any()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '\\d', 'fortran_order': False, 'shape': (6, 12), }",  # no such escape
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (6, 12)if 1else(), }",
+        "{'descr': 'a1', 'fortran_order': False, 'shape': (6, 12), }",  # an old name
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (6L, 12L), }",  # as Python 2 wrote it: good
+    ],
+)
+def test_python_and_numpy_warn_of_no_header(tmp_path, recwarn, header):
+    path = archive(tmp_path / "data.npz", npy(header, bytes(72)))
+    try:
+        npz.load(path)
+    except UserError:
+        assert "L" not in header
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("size", ["1", "9223372036854775807"])
+def test_a_shape_of_hundreds_of_sizes_is_refused_in_a_short_line(tmp_path, size):
+    """The product of the large ones has more digits than Python prints."""
+    header = "{'descr': '|u1', 'fortran_order': False, 'shape': (%s), }" % (f"{size}, " * 450)
+    path = archive(tmp_path / "data.npz", npy(header, bytes(72)))
+    with pytest.raises(UserError, match=r"x_train\.npy is damaged or no array") as caught:
+        npz.load(path)
+    assert len(str(caught.value)) < len(str(path)) + 100
 
 
 def test_packing_that_numpy_does_not_use(tmp_path, refused):
