@@ -33,7 +33,6 @@ from nn.options import Options
 from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
 from nn.plan.paper import Task
-from nn.plan.probe import Setting
 from nn.progress import Epoch, Progress
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
@@ -179,7 +178,7 @@ def _part(
             plan = choose_plan(options, task.network, job.size)
     if options.plan == AUTO and plan is None:
         with phases.phase("choose plan"):
-            plan = fastest_plan(Setting(job, driver, way, task))
+            plan = fastest_plan(job, driver, way, task)
     with job.together():
         if job.rank == 0 and options.save_plan is not None:
             assert plan is not None

@@ -8,21 +8,26 @@ from pathlib import Path
 from nn.network import Network
 from nn.options import Options
 from nn.plan import Plan, files
-from nn.plan.probe import Setting, measured
-from nn.plan.search import Search
+from nn.plan.paper import Task
+from pyrt.driver import Driver
 from pyrt.errors import UserError
+from pyrt.exchange.choose import Choice
+from pyrt.job import Job
 
 AUTO = "auto"
 """The word for the plan that should be fastest: `fastest_plan`."""
 
 
-def fastest_plan(setting: Setting) -> Plan:
-    """By the cost model, for a step of the setting's task on this job's machine. Collective."""
-    rates, job = measured(setting), setting.job
-    plan = None
+def fastest_plan(job: Job, driver: Driver, way: Choice, task: Task) -> Plan:
+    """By the cost model, for a step of that task on this job's machine. Collective."""
+    # A start without --plan auto does not wait for these to be loaded.
+    from nn.plan.probe import Setting, measured
+    from nn.plan.search import Search
+
+    rates, plan = measured(Setting(job, driver, way, task)), None
     with job.together():
         if job.rank == 0:
-            search = Search(setting.task, job.size, rates)
+            search = Search(task, job.size, rates)
             best = search.best()
             costs = search.cost(best), search.cost(search.data)
             us, data_us = (f"{cost.seconds * 1e6:.0f} us" if cost else "impossible" for cost in costs)
