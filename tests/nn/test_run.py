@@ -371,7 +371,7 @@ def test_a_run_over_peer_memory_that_diverges_closes_its_exchange_on_all_ranks(d
     monkeypatch.setattr(peer.PeerExchange, "close", lambda ended: (closed.append(ended), close(ended)))
     with pytest.raises(Diverged):
         run(using(device=driver.name, share_gpus=True, exchange="peer", data=digits(), lr=1e300, epochs=9))
-    assert join().comm.allgather(len(closed)) == [1, 1]
+    assert join().comm.allgather(len(closed)) == [2, 2]  # one of them of paper
     assert left_of_peers()[1] == 0
 
 
