@@ -7,13 +7,13 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test bench report kernels lint clean
+.PHONY: help setup run test test-long bench report kernels lint clean
 
 RANKS ?=
 export RANKS
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
 		printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 setup:  ## prepare the environment that run and test use: PATH's own where it has all, else .venv
@@ -24,6 +24,9 @@ run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 
 
 test:  ## run the tests, those for a GPU where there is one
 	@bash tools/env.sh report python3 -m pytest $(ARGS)
+
+test-long:  ## the same, and those that take minutes, many more random cases among them
+	@PYRT_LONG=1 bash tools/env.sh report python3 -m pytest $(ARGS)
 
 bench:  ## measure against cuBLAS, PyTorch and JAX, where they are installed; needs an NVIDIA GPU
 	@bash tools/env.sh run python3 -m bench $(ARGS)

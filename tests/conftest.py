@@ -18,6 +18,7 @@ from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
+from tests import LONG
 
 # MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
 # with which every mpiexec that a test starts would end at once.
@@ -46,7 +47,9 @@ def no_kernels() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not LONG:
+        _deselect_long(config, items)
     missing = {"gpu": no_gpu(), "kernels": no_kernels()}
     for item in items:
         if "driver" in getattr(item, "fixturenames", ()):
@@ -54,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, reason in missing.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _deselect_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,6 @@ if [[ -d .venv && ! -e .venv/pyrt-setup ]]; then
 else
     rm -rf .venv
 fi
-rm -rf .pytest_cache .mypy_cache .ruff_cache pyrt.egg-info build/lib build/bdist.*
+rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache pyrt.egg-info build/lib build/bdist.*
 [[ ! -d build ]] || rmdir --ignore-fail-on-non-empty build
 find . -name '.?*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

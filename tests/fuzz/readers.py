@@ -1,0 +1,222 @@
+"""All that reads files which users give. A new reader is one more `Reader` in `READERS`.
+
+Each has valid files, from which the damaged ones are made (tests/fuzz/corpus.py, tests/fuzz/test_random.py).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn import data, parameters
+from nn.data import Dataset
+from nn.network import Network
+from nn.plan import SPLITS, Plan, files, rates
+from nn.plan.cost import Costing
+from nn.plan.paper import Task, on_paper
+from nn.plan.rates import Rates
+from pyrt.errors import UserError
+from tests.nn.data.conftest import pack_idx
+from tests.nn.rates import HOPPER, random_rates
+
+NETWORK = Network((12, 5, 3), "sigmoid", "softmax")
+IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
+LABELS = np.arange(6, dtype=np.uint8) % 3
+
+Members = Mapping[str, bytes]
+"""Of a zip, by name."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Of one kind of file."""
+
+    name: str
+    file: str
+    """What the file is called; where its name means something, this one."""
+    read: Callable[[Path], Any]
+    require_valid: Callable[[Any], None]
+    """AssertionError for what `read` must not return."""
+    arrays: tuple[np.ndarray, ...] = ()
+    """Valid IDX files, raw and packed, are of these,"""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    """valid npz files of these, stored and deflated,"""
+    document: Any = None
+    """valid JSON of this: the file, or the text `run` of an npz."""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that are whole."""
+
+    @property
+    def family(self) -> str:
+        """Those of the same have readers in common."""
+        return "IDX" if self.arrays else "npz" if self.members else self.name
+
+    @property
+    def seeds(self) -> list[bytes]:
+        """Valid files."""
+        if self.arrays:
+            raw = [pack_idx(array) for array in self.arrays]
+            return [*raw, *map(pack_gzip, raw)]
+        if self.members:
+            return [_saved(save, self._all_members) for save in (np.savez, np.savez_compressed)]
+        return [json.dumps(self.document).encode()]
+
+    @property
+    def packed_members(self) -> dict[str, bytes]:
+        """Of a valid npz."""
+        return {f"{name}.npy": pack_npy(array) for name, array in self._all_members.items()}
+
+    @property
+    def _all_members(self) -> dict[str, np.ndarray]:
+        story = {} if self.document is None else {"run": np.array(json.dumps(self.document))}
+        return {**self.members, **story}
+
+    def with_document(self, text: bytes) -> bytes:
+        """The file with this JSON, or something like it, in the place of the valid one."""
+        if not self.members:
+            return text
+        story = pack_npy(np.array(text.decode("latin1")))
+        return pack_zip({**self.packed_members, "run.npy": story})
+
+
+def _saved(save: Callable[..., None], members: Mapping[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    save(file, **members)
+    return file.getvalue()
+
+
+def pack_gzip(content: bytes) -> bytes:
+    """The same bytes at any time."""
+    return gzip.compress(content, mtime=0)
+
+
+def pack_npy(array: np.ndarray) -> bytes:
+    """A .npy file; objects are pickled."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def pack_zip(members: Members, packing: int = zipfile.ZIP_STORED, more: Members | None = None) -> bytes:
+    """``more`` may have names that are there already."""
+    file = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", packing) as archive:
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, content in (*members.items(), *(more or {}).items()):
+            archive.writestr(zipfile.ZipInfo(name), content, packing)
+    return file.getvalue()
+
+
+def read_folder(path: Path) -> Dataset:
+    """The IDX files of which this is one."""
+    return data.load(str(path.parent))
+
+
+def read_npz(path: Path) -> Dataset:
+    return data.load(str(path))
+
+
+def require_data_set(found: Dataset) -> None:
+    halves = [(found.images, found.labels)]
+    assert (found.test_images is None) == (found.test_labels is None)
+    if found.test_images is not None and found.test_labels is not None:
+        halves.append((found.test_images, found.test_labels))
+    for images, labels in halves:
+        assert images.ndim == 2 and images.size > 0 and images.flags.c_contiguous
+        assert images.dtype == found.images.dtype and images.dtype in (np.uint8, np.float32)
+        assert images.shape[1] == math.prod(found.image_shape) and np.isfinite(images).all()
+        assert labels.shape == images.shape[:1] and labels.dtype == np.int32
+        assert labels.min() >= 0 and labels.max() < found.classes <= 1 << 16
+
+
+def read_init(path: Path) -> dict[str, np.ndarray]:
+    return parameters.load(path, NETWORK, "float32")
+
+
+def read_evaluated(path: Path) -> dict[str, np.ndarray]:
+    """As --evaluate does."""
+    found = read_init(path)
+    parameters.require_same_model(path, _OPTIONS)
+    return found
+
+
+def require_parameters(found: dict[str, np.ndarray]) -> None:
+    assert {name: array.shape for name, array in found.items()} == NETWORK.shapes
+    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found.values())
+
+
+def require_plan(found: Plan) -> None:
+    assert type(found.groups) is int and found.groups > 0 and type(found.shards) is int and found.shards > 0
+    assert isinstance(found.splits, tuple) and set(found.splits) <= set(SPLITS)
+    assert str(found).isprintable()
+    try:
+        found.require_fits(NETWORK, 4)
+    except UserError as error:
+        assert str(error).isprintable()
+
+
+def require_rates(found: Rates) -> None:
+    """They survive their file, which is strict JSON, and predict times: finite ones above 0."""
+    assert rates.parsed(json.loads(json.dumps(asdict(found), allow_nan=False))) == found
+    try:
+        found.require_reach(2)
+    except UserError as error:
+        assert str(error).isprintable()
+        return
+    task = Task(NETWORK, 20, found.dtype, gemm=found.gemm, math=found.math)
+    step = on_paper(task, Plan.model(1, 2, NETWORK.depth), found.device, exchange=found.exchange)
+    assert 0 < Costing(step, found).cost.seconds < math.inf
+
+
+_OPTIONS = {"hidden": [5], "activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
+_SET = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:4].astype(">i2"), "y_test": LABELS[:4]}
+_PARAMETERS = parameters.initial(NETWORK, "float64", 0)
+_FLOATS = IMAGES.astype(np.float32) / 255
+_RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
+
+READERS = (
+    Reader(
+        "IDX images",
+        "train-images-idx3-ubyte",
+        read_folder,
+        require_data_set,
+        arrays=(IMAGES, _FLOATS),
+        beside={"train-labels-idx1-ubyte": pack_idx(LABELS)},
+    ),
+    Reader(
+        "IDX labels",
+        "train-labels-idx1-ubyte",
+        read_folder,
+        require_data_set,
+        arrays=(LABELS, LABELS.astype(np.int32)),
+        beside={"train-images-idx3-ubyte": pack_idx(IMAGES)},
+    ),
+    Reader("npz", "data.npz", read_npz, require_data_set, members=_SET),
+    Reader("init", "weights.npz", read_init, require_parameters, members=_PARAMETERS),
+    Reader(
+        "evaluate",
+        "weights.npz",
+        read_evaluated,
+        require_parameters,
+        members=_PARAMETERS,
+        document={"options": _OPTIONS},
+    ),
+    Reader(
+        "plan",
+        "plan.json",
+        files.load,
+        require_plan,
+        document={"grid": [2, 2], "layers": ["rows", "columns"]},
+    ),
+    Reader("rates", "rates.json", rates.load, require_rates, document=asdict(_RATES)),
+)
