@@ -78,9 +78,9 @@ def dealt(reader: Reader, of_all: Iterator[Case]) -> Iterator[Case]:
 
 
 def damaged(data: bytes) -> Iterator[Case]:
-    """Cut, with each byte changed in one way, and longer; of a long middle every seventh place."""
+    """Cut, with each byte changed in one way, and longer; of a long middle a few places."""
     for place in range(len(data)):
-        if EDGE <= place < len(data) - EDGE and place % 7:
+        if EDGE <= place < len(data) - EDGE and place % 13:
             continue
         yield f"cut to {place}", data[:place]
         for value in (data[place] ^ 0xFF, data[place] ^ (1 << place % 8)):
@@ -531,9 +531,10 @@ def pack_bomb(
 
 
 def documents(content: Any) -> Iterator[Case]:
-    """Texts in the place of a document: no JSON, other encodings, each value of it replaced (by
-    `VALUES`; by a third of them, in turn, unless `LONG`), left out, added."""
-    good = json.dumps(content)
+    """Texts in the place of a document: no JSON, other encodings, each value of it replaced by
+    `VALUES` (of a large document by some of them each, unless `LONG`), left out, added."""
+    good, places = json.dumps(content), list(paths(content))
+    step = 1 if LONG else 1 + len(places) // 12
     for what, text in {**JUNK, **TEXTS}.items():
         yield what, text
     for depth in (100, 900, 980, 995, 1000, 5000, 100_000):
@@ -545,8 +546,8 @@ def documents(content: Any) -> Iterator[Case]:
     for what, tail in TAILS.items():
         yield f"{what} behind", good.encode() + tail
         yield f"{what} before", tail + good.encode()
-    for number, path in enumerate(paths(content)):
-        for value in VALUES if LONG else VALUES[number % 3 :: 3]:
+    for number, path in enumerate(places):
+        for value in VALUES[number % step :: step]:
             yield f"{path} set to {value:.40}", replaced(content, path, value).encode()
         for what, new in (("left out", without(content, path)), ("more beside", with_more(content, path))):
             yield f"{path}: {what}", json.dumps(new).encode()

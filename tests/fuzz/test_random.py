@@ -25,7 +25,7 @@ from tests.fuzz.readers import READERS, Reader, pack_gzip, pack_idx, pack_zip
 from tests.fuzz.watch import examine, watching
 
 examples = settings(
-    max_examples=5_000 if LONG else 150,
+    max_examples=5_000 if LONG else 100,
     derandomize=not LONG,
     print_blob=True,
     database=None,
