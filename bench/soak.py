@@ -39,7 +39,10 @@ PERIOD = 1.0
 GROWTH = {"host MB": 4.0, "mapped MB": 128.0, "device MB": 1.0, "open files": 0.5}
 """How much more the last quarter may have than the first: allocators keep a little, or map for a thread."""
 
-SAMPLES = {"cuda": 60000, "cpu": 4000, "emulated": 40}
+SAMPLES = {"cuda": 3_000_000, "cpu": 4000, "emulated": 40}
+"""Of an epoch: what a run keeps of each, for its report and its checkpoints, must not count."""
+
+STEPS = {"cuda": 1000, "cpu": 20, "emulated": 20}
 """Of an epoch."""
 
 
@@ -82,6 +85,7 @@ class Watch(Console):
         now = time.perf_counter()
         self._epochs += 1
         if now > self._end:
+            self._end = math.inf
             os.kill(os.getpid(), signal.SIGUSR1)
         if now - self._since >= PERIOD:
             us = (now - self._since) / (self._epochs * self._steps) * 1e6
@@ -127,14 +131,14 @@ def soak_options(device: str, checkpoints: Path) -> Options:
     samples = SAMPLES[device]
     return Options(
         hidden=(512,) if device != "emulated" else (16,),
-        batch=samples // 20,
+        batch=samples // STEPS[device],
         samples=samples,
         epochs=10**8,
         lr=0.1,
         device=device,
         share_gpus=True,
         checkpoint=checkpoints,
-        checkpoint_every=f"{100 if device == 'cuda' else 3}ep",
+        checkpoint_every=f"{50 if device == 'cuda' else 3}ep",
     )
 
 

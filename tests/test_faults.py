@@ -210,9 +210,10 @@ class TestOthers:
         with open(tmp_path / "kernels" / "sgd.cu", "a") as file:
             file.write("\n")
         command = "train.py --device cpu --hidden 8"
+        paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
         error = self.start(
             f"2 {sys.executable} {command}",
-            f"1 env PYTHONPATH={tmp_path} {sys.executable} {tmp_path}/{command}",
+            f"1 env PYTHONPATH={paths} {sys.executable} {tmp_path}/{command}",
         )
         assert error.startswith("rank 2 is not as rank 0: kernels/sgd.cu is ")
         assert error.endswith(" on rank 0: install the same version on all nodes")

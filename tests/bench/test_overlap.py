@@ -89,7 +89,9 @@ def test_the_batch_grows_until_products_take_as_long():
 
 def test_an_exchange_alone_has_the_buckets_of_training(monkeypatch):
     made = {}
-    monkeypatch.setattr(Training, "_make_exchange", lambda self: made.update(panels=self._panels) or stop())
+    monkeypatch.setattr(
+        Training, "_make_exchange", lambda self, _: made.update(panels=self._panels) or stop()
+    )
     for hidden in ((512,), (2048,), (1024,) * 4):
         with pytest.raises(Stop):
             step_options = Options(hidden=hidden, batch=20, epochs=1, device="cpu")

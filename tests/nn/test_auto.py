@@ -118,7 +118,7 @@ def test_a_run_takes_the_plan_that_is_predicted_best(
     rates = random_rates(0)
     links = {name: dataclasses.replace(link, us=0.0, message_us=0.0) for name, link in rates.node.items()}
     links["exchange"] = dataclasses.replace(links["exchange"], us=1e6)
-    monkeypatch.setattr("nn.plan.choice.measured", lambda setting: dataclasses.replace(rates, node=links))
+    monkeypatch.setattr("nn.plan.probe.measured", lambda setting: dataclasses.replace(rates, node=links))
     options = Options(
         hidden=(16, 16),
         data=str(shared / "digits.npz"),

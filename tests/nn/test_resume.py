@@ -199,7 +199,7 @@ def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.
     first = runs.kept(stop=7, plan="auto")
     chosen = first.environment["plan"], first.environment["exchange"]
 
-    def never(setting: object) -> None:
+    def never(*setting: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(pipeline, "fastest_plan", never)

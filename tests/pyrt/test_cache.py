@@ -64,7 +64,8 @@ class TestKernelFolder:
     def test_what_others_can_write_in_is_not_used(self, root: Path, mode: int, name: str) -> None:
         (root / "kernels").mkdir(parents=True)
         (root / name).chmod(mode)
-        assert f"others can write in {root / name}: `chmod -R go-w {root}`" in self.not_kept(root)
+        remedy = f"remove it, or `chmod -R go-w {root}`"
+        assert f"others can write in {root / name}: {remedy}" in self.not_kept(root)
 
     def test_nor_is_another_users(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         root.mkdir()
