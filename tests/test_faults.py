@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import random
 import shutil
 import signal
@@ -215,7 +216,7 @@ class TestOthers:
             f"2 {sys.executable} {command}",
             f"1 env PYTHONPATH={paths} {sys.executable} {tmp_path}/{command}",
         )
-        assert error.startswith("rank 2 is not as rank 0: kernels/sgd.cu is ")
+        assert re.match("rank [12] is not as rank 0: kernels/sgd.cu is ", error)  # as an mpirun numbers them
         assert error.endswith(" on rank 0: install the same version on all nodes")
 
 

@@ -88,8 +88,9 @@ class Counted:
 
     def allocate_mapped(self, real):
         def allocate_mapped(driver, nbytes):
-            self._ours.append(nbytes)
+            counted = len(self._ours)
             block = real(driver, nbytes)
+            self._ours[counted:] = [nbytes]  # a driver may pin it by the other call, which counts too
             return block
 
         return allocate_mapped
