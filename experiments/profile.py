@@ -118,6 +118,7 @@ START_GROUPS = {
     "load data": "data",
     "distribute data": "data",
     "compile kernels": "kernels",
+    "count memory": "network, exchange and graphs",
     "train setup": "network, exchange and graphs",
     IMAGES: "data",
     "other": "in no phase",
