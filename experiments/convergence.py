@@ -157,7 +157,7 @@ def _curves(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     for number, (rate, run) in enumerate(rows.groupby("lr")):
         axes.plot(run.epoch, run.loss, label=f"{rate:g}", **figures.style(number), markevery=0.2)
     axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
-    axes.legend(title="learning rate", ncols=2)
+    figure.legend(title="learning rate", loc="outside upper center", ncols=5)
     caption = (
         f"Mean training loss of each epoch, {BASE['hidden']} hidden units, batch {BASE['batch']}: a curve "
         "for each learning rate."
@@ -190,7 +190,7 @@ def _speed(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         axes.plot(run.lr, run.epoch, label=f"{hidden}", **figures.style(number))
     axes.set(xlabel="learning rate", ylabel=f"epochs to precision {GOOD}", xscale="log")
     axes.set_ylim(bottom=0)
-    axes.legend(title="hidden units", ncols=2)
+    figure.legend(title="hidden units", loc="outside upper center", ncols=4)
     caption = (
         f"Epochs until the validation precision first reaches {GOOD}, batch {BASE['batch']}; rates that do "
         f"not get there in {rows.epoch.max()} epochs have no point."
