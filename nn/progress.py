@@ -22,6 +22,16 @@ class Epoch:
     validation_loss: float | None
     seconds: float
 
+    @property
+    def is_numbers(self) -> bool:
+        """Whether that is what it was made of."""
+        of_validation = (self.validation_precision, self.validation_loss)
+        return (
+            type(self.epoch) is int
+            and all(isinstance(value, int | float) for value in (self.loss, self.seconds))
+            and all(value is None or isinstance(value, int | float) for value in of_validation)
+        )
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -34,8 +44,10 @@ class Progress:
 
     @classmethod
     def parsed(cls, content: Mapping[str, Any]) -> Progress:
-        """From JSON; ValueError, TypeError or KeyError for what is none."""
+        """From JSON; ValueError, TypeError, KeyError or OverflowError for what is none."""
         step, epochs = content["step"], [Epoch(**epoch) for epoch in content["epochs"]]
         if type(step) is not int or step < 0:
             raise ValueError("step")
+        if not all(epoch.is_numbers for epoch in epochs):
+            raise TypeError("epochs")
         return cls(step, epochs, float(content["loss_sum"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from nn.checkpoints.state import Checkpoint, Story
 from nn.data import npz
-from nn.data.files import shown
+from nn.data.files import file_size, shown
 from nn.files import write_whole
 from nn.progress import Progress
 from pyrt.errors import UserError
@@ -73,7 +74,16 @@ def load_story(path: Path) -> Story:
     return _story(path)[1]
 
 
+def _require_unpacked(path: Path) -> None:
+    """UserError where arrays are larger than the file: `save` packs nothing, and gigabytes of zeros fit into
+    megabytes."""
+    headers = npz.headers(path, lambda name: True).values()
+    if sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers) > file_size(path):
+        raise UserError(f"{shown(path)}: is no checkpoint: its arrays are larger than the file")
+
+
 def _story(path: Path) -> tuple[dict[str, Any], Story]:
+    _require_unpacked(path)
     text = npz.arrays(path, lambda name: name == "run").get("run")
     try:
         content = json.loads(str(text))
@@ -83,7 +93,7 @@ def _story(path: Path) -> tuple[dict[str, Any], Story]:
                 f"reads {VERSION}: go on with the code that made it, or name another folder"
             )
         return content, Story(Progress.parsed(content["progress"]), **_values(content))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f"{shown(path)}: is no checkpoint") from None
 
 

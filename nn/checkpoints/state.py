@@ -10,6 +10,7 @@ import numpy as np
 
 from nn.batches import Schedule
 from nn.data import Dataset
+from nn.data.files import shown
 from nn.network import Network
 from nn.options import Options
 from nn.progress import Progress
@@ -106,4 +107,5 @@ def _words(name: str, value: object) -> str:
         return f"with --{word}" if value else f"with --no-{word}"
     if value is None:
         return f"without --{word}"
-    return f"with --{word} {','.join(map(str, value)) if isinstance(value, list) else value}"
+    given = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"with --{word} {shown(given):.80}"

@@ -67,6 +67,7 @@ def of_format(reader: Reader, canary: Path) -> Iterator[Case]:
     if reader.members:
         yield from dealt(reader, zips(reader.packed_members))
         yield from dealt(reader, members(reader.packed_members, reader.members, canary))
+        yield from other_values(reader.packed_members, reader.members)
 
 
 def dealt(reader: Reader, of_all: Iterator[Case]) -> Iterator[Case]:
@@ -235,7 +236,7 @@ def with_comment(data: bytes, comment: bytes) -> bytes:
 
 
 def members(packed: Members, arrays: Mapping[str, np.ndarray], canary: Path) -> Iterator[Case]:
-    """Good zips around a member that is none, or that lies, or that has other values."""
+    """Good zips around a member that is none, or that lies: the first."""
     (first, array), *_ = arrays.items()
     with_first = functools.partial(_with_member, packed, first)
     content = packed[f"{first}.npy"]
@@ -244,6 +245,10 @@ def members(packed: Members, arrays: Mapping[str, np.ndarray], canary: Path) -> 
         yield f"{first}: {what}", with_first(head + content[start:])
     for number, (what, changed) in enumerate(npys(array, canary)):
         yield f"{first}: {what}", with_first(changed, packing=PACKINGS[number % 2])
+
+
+def other_values(packed: Members, arrays: Mapping[str, np.ndarray]) -> Iterator[Case]:
+    """Good zips with another array in the place of each."""
     for name, array in arrays.items():
         for what, changed in values(array):
             yield f"{name}: {what}", _with_member(packed, name, changed)
@@ -520,7 +525,9 @@ def pack_bomb(
     stream = b"".join(pieces[:3]) + pieces[3] * (blocks - 1) + pack.flush()
     others = {other: content for other, content in packed.items() if other != name}
     data = bytearray(pack_zip({**others, name: stream}))
-    member, entry = data.index(name.encode()) - 30, data.rindex(name.encode()) - 46
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        member = archive.getinfo(name).header_offset
+    entry = data.rindex(name.encode()) - 46  # the last
     for method, size in ((member + 8, member + 22), (entry + 10, entry + 24)):
         struct.pack_into("<H", data, method, zipfile.ZIP_DEFLATED)
         struct.pack_into("<I", data, size, len(start) + (zeros if told is None else told))

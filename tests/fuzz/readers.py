@@ -6,6 +6,7 @@ Each has valid files, from which the damaged ones are made (tests/fuzz/corpus.py
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -19,12 +20,17 @@ from typing import Any
 import numpy as np
 
 from nn import data, parameters
+from nn.batches import Schedule
+from nn.checkpoints import files as checkpoints
+from nn.checkpoints.state import Checkpoint
 from nn.data import Dataset
 from nn.network import Network
+from nn.options import Options
 from nn.plan import SPLITS, Plan, files, rates
 from nn.plan.cost import Costing
 from nn.plan.paper import Task, on_paper
 from nn.plan.rates import Rates
+from nn.progress import Epoch, Progress
 from pyrt.errors import UserError
 from tests.nn.data.conftest import pack_idx
 from tests.nn.rates import HOPPER, random_rates
@@ -51,6 +57,8 @@ class Reader:
     """Valid IDX files, raw and packed, are of these,"""
     members: Mapping[str, Any] = field(default_factory=dict)
     """valid npz files of these, stored and deflated,"""
+    deflated: bool = True
+    """(or stored alone)"""
     document: Any = None
     """valid JSON of this: the file, or the text `run` of an npz."""
     beside: Mapping[str, bytes] = field(default_factory=dict)
@@ -68,7 +76,8 @@ class Reader:
             raw = [pack_idx(array) for array in self.arrays]
             return [*raw, *map(pack_gzip, raw)]
         if self.members:
-            return [_saved(save, self._all_members) for save in (np.savez, np.savez_compressed)]
+            saves = (np.savez, np.savez_compressed) if self.deflated else (np.savez,)
+            return [_saved(save, self._all_members) for save in saves]
         return [json.dumps(self.document).encode()]
 
     @property
@@ -178,11 +187,35 @@ def require_rates(found: Rates) -> None:
     assert 0 < Costing(step, found).cost.seconds < math.inf
 
 
+def require_checkpoint(found: Checkpoint) -> None:
+    """A run may go on from it, or says in one line why not."""
+    for epoch in found.story.progress.epochs:
+        assert np.isreal([epoch.loss, epoch.seconds, epoch.validation_precision or 0.0]).all()
+    try:
+        found.require_arrays(NETWORK, "float64", True)
+        found.story.require_fits(_RUN, Schedule(6, 6, 3, 9, True, 0), "digest")
+    except UserError as error:
+        assert str(error).isprintable() and len(str(error)) < 1000
+
+
 _OPTIONS = {"hidden": [5], "activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
 _SET = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:4].astype(">i2"), "y_test": LABELS[:4]}
 _PARAMETERS = parameters.initial(NETWORK, "float64", 0)
 _FLOATS = IMAGES.astype(np.float32) / 255
 _RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
+
+_RUN = Options(hidden=(5,), momentum=0.5, dtype="float64", batch=3)
+_WITH_VELOCITIES = {**_PARAMETERS, **{f"v_{name}": array / 2 for name, array in _PARAMETERS.items()}}
+_STORY = {
+    "version": checkpoints.VERSION,
+    "progress": asdict(Progress(3, [Epoch(1, 0.5, 0.9, None, 0.1)], 1.5)),
+    "validation_precision": 0.5,
+    "options": {name: _RUN.as_json()[name] for name in ("hidden", "activation", "lr", "dtype")},
+    "environment": {"ranks": 1, "devices": ["cpu"]},
+    "plan": {"grid": [1, 1], "layers": ["samples", "samples"]},
+    "data": "digest",
+    "sha256": {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in _WITH_VELOCITIES.items()},
+}
 
 READERS = (
     Reader(
@@ -210,6 +243,15 @@ READERS = (
         require_parameters,
         members=_PARAMETERS,
         document={"options": _OPTIONS},
+    ),
+    Reader(
+        "checkpoint",
+        "step-000000000003.npz",
+        checkpoints.load,
+        require_checkpoint,
+        members=_WITH_VELOCITIES,
+        deflated=False,
+        document=_STORY,
     ),
     Reader(
         "plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,15 @@ from pyrt.errors import UserError
 NETWORK = Network((4, 3, 2), "sigmoid", "softmax")
 BATCHES = 5
 """Steps of an epoch."""
+
+
+EPOCH = {
+    "epoch": 1,
+    "loss": 0.1,
+    "validation_precision": 0.5,
+    "validation_loss": None,
+    "seconds": 2.5,
+}
 
 
 def made(step: int, precision: float | None = None, dtype: str = "float32", **options: Any) -> Checkpoint:
@@ -118,6 +128,20 @@ class TestFiles:
             with pytest.raises(UserError, match="not those that were saved: it is damaged"):
                 files.load(tmp_path / name)
 
+    @pytest.mark.parametrize("name", ["W1", "more", "run"])
+    def test_megabytes_packed_into_little_are_not_read(self, tmp_path: Path, name: str) -> None:
+        files.save(tmp_path / "a.npz", made(7))
+        zeros = np.zeros((), "U16000000") if name == "run" else np.zeros((16_000_000, 1), np.float32)
+        with np.load(tmp_path / "a.npz") as a:
+            np.savez_compressed(tmp_path / "c.npz", **{**a, name: zeros})
+        del zeros
+        tracemalloc.start()
+        with pytest.raises(UserError, match="is no checkpoint: its arrays are larger than the file"):
+            files.load(tmp_path / "c.npz")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1_000_000
+
     @pytest.mark.parametrize(
         "text",
         ["", "[]", "null", "{}", "[" * 100_000, '{"version": 1}', "1e999"],
@@ -138,6 +162,9 @@ class TestFiles:
             ("data", 3),
             ("progress", {"step": -1, "epochs": [], "loss_sum": 0.0}),
             ("progress", {"step": True, "epochs": [], "loss_sum": 0.0}),
+            ("progress", {"step": 7, "epochs": [], "loss_sum": 10**400}),
+            ("progress", {"step": 7, "epochs": [{**EPOCH, "loss": "low"}], "loss_sum": 0.0}),
+            ("progress", {"step": 7, "epochs": [{**EPOCH, "validation_loss": []}], "loss_sum": 0.0}),
             ("progress", {"step": 3, "epochs": [{}], "loss_sum": 0.0}),
             ("progress", {"step": 3, "epochs": None, "loss_sum": 0.0}),
             ("progress", {"step": 3, "epochs": [], "loss_sum": None}),
