@@ -130,6 +130,15 @@ def _last(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.sort_values("epoch").groupby(["lr", "hidden", "batch"], as_index=False).last()
 
 
+def _precisions(last: pd.DataFrame, column: str, label: str, setup: Setup, name: str) -> str:
+    """A map of the validation precision over the learning rate and a column; its file."""
+    figure, axes = figures.canvas()
+    table = last.pivot(index=column, columns="lr", values="validation_precision")
+    table = table.rename_axis(index=label, columns="learning rate")
+    figures.heatmap(axes, table, "{:.2f}", "validation precision", vmin=0, vmax=1)
+    return figures.save(figure, setup.folder, name)
+
+
 def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     last, epochs = _last(rows), rows.epoch.max()
     best = last.loc[last.validation_precision.idxmax()]
@@ -138,16 +147,13 @@ def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         f"hidden units, has a validation precision of {best.validation_precision:.3f} and a test precision "
         f"of {best.test_precision:.3f}."
     )
-    figure, axes = figures.canvas()
-    table = last.pivot(index="hidden", columns="lr", values="validation_precision")
-    table = table.rename_axis(index="hidden units", columns="learning rate")
-    figures.heatmap(axes, table, "{:.2f}", "validation precision", vmin=0, vmax=1)
     caption = (
         f"Validation precision after {epochs} epochs over learning rate and hidden size, batch "
         f"{BASE['batch']}. Too small a rate has not got there yet; too large a one jumps about (0: the loss "
         "became infinite)."
     )
-    result.figures.append(Figure(figures.save(figure, setup.folder, "rates"), caption))
+    file = _precisions(last, "hidden", "hidden units", setup, "rates")
+    result.figures.append(Figure(file, caption))
     _curves(rows[rows.hidden == BASE["hidden"]], setup, result)
     _speed(rows, setup, result)
 
@@ -207,15 +213,12 @@ def _batches(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         f"(validation precision {small.validation_precision:.3f}), batch {large.batch:.0f} with {large.lr:g} "
         f"({large.validation_precision:.3f})."
     )
-    figure, axes = figures.canvas()
-    table = last.pivot(index="batch", columns="lr", values="validation_precision")
-    table = table.rename_axis(index="batch, samples", columns="learning rate")
-    figures.heatmap(axes, table, "{:.2f}", "validation precision", vmin=0, vmax=1)
     caption = (
         f"Validation precision after {rows.epoch.max()} epochs over learning rate and batch, "
         f"{BASE['hidden']} hidden units: a smaller batch takes more steps an epoch."
     )
-    result.figures.append(Figure(figures.save(figure, setup.folder, "batches"), caption))
+    file = _precisions(last, "batch", "batch, samples", setup, "batches")
+    result.figures.append(Figure(file, caption))
 
 
 def _overfitting(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
