@@ -284,6 +284,17 @@ void stop(const Finding &found)
 // Workers
 // ---------------------------------------------------------------------------------------------------------
 
+// They outlive their launch: a thread that ends costs more than a small kernel, and an MPI that watches the
+// process's memory (UCX does) keeps a note of its stack for as long as the process lives.
+struct Worker {
+    Launch *launch = nullptr;  // that it is called to
+    std::condition_variable called;
+};
+
+// Never destroyed, as the fibres.
+static std::mutex workers_mutex;
+static std::vector<Worker *> &idle_workers = *new std::vector<Worker *>;
+
 enum class Progress { ended, made, polls };
 
 // Runs every thread that can run, once.
@@ -380,6 +391,42 @@ static void work(Launch &launch)
     }
 }
 
+// Takes part in a launch, then waits for the next one. The launch may be gone once it has been left.
+static void serve(Worker &self)
+{
+    for (;;) {
+        std::unique_lock<std::mutex> lock(workers_mutex);
+        self.called.wait(lock, [&self] { return self.launch; });
+        Launch &launch = *self.launch;
+        self.launch = nullptr;
+        lock.unlock();
+        work(launch);
+        lock.lock();
+        idle_workers.push_back(&self);
+        lock.unlock();
+        std::lock_guard<std::mutex> last(launch.mutex);
+        launch.workers--;
+        launch.finished.notify_one();
+    }
+}
+
+// One more worker for a launch, whose mutex is held.
+static void add_worker(Launch &launch)
+{
+    launch.workers++;
+    std::lock_guard<std::mutex> lock(workers_mutex);
+    Worker *worker;
+    if (idle_workers.empty()) {
+        worker = new Worker;
+        std::thread(serve, std::ref(*worker)).detach();
+    } else {
+        worker = idle_workers.back();
+        idle_workers.pop_back();
+    }
+    worker->launch = &launch;
+    worker->called.notify_one();
+}
+
 static unsigned cores()
 {
     cpu_set_t set;
@@ -389,22 +436,18 @@ static unsigned cores()
 static void run(Launch &launch)
 {
     const auto patience = std::chrono::milliseconds(20);
-    std::vector<std::thread> workers;
-    for (unsigned i = 0; i < std::min(cores(), launch.blocks); i++)
-        workers.emplace_back(work, std::ref(launch));
-
     std::unique_lock<std::mutex> lock(launch.mutex);
+    for (unsigned i = 0; i < std::min(cores(), launch.blocks); i++)
+        add_worker(launch);
     unsigned before = 0;
     while (launch.ended < launch.blocks && !launch.failed) {
         launch.finished.wait_for(lock, patience);
         const unsigned now = launch.started + launch.ended + launch.put_back;
         if (now == before && (launch.started < launch.blocks || !launch.polling.empty()))
-            workers.emplace_back(work, std::ref(launch));
+            add_worker(launch);
         before = now;
     }
-    lock.unlock();
-    for (std::thread &worker : workers)
-        worker.join();
+    launch.finished.wait(lock, [&launch] { return launch.workers == 0; });
 }
 
 }  // namespace emulated

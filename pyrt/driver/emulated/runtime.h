@@ -119,6 +119,7 @@ struct Launch {
     std::condition_variable finished;
     std::deque<std::unique_ptr<Block>> polling;  // blocks put back, for any worker to go on with
     unsigned put_back = 0;                       // how often one was
+    unsigned workers = 0;                        // that have not left yet
 
     // Keeps the first finding; the launch ends when each worker next looks.
     void fail(const Finding &found);
