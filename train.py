@@ -27,14 +27,17 @@ def main(job: Job) -> int:
     phases.charge("start Python and MPI", time.perf_counter())
     with phases.phase("import packages"):
         # Only now: NumPy's BLAS takes the number of threads that the job has set.
-        from nn import run as pipeline
-        from nn.console import Console
         from nn.options import parse
+        from pyrt.devices import wake
     with contextlib.ExitStack() as stack:
         if job.rank > 0:  # only rank 0 prints
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with job.together():
             options = parse(sys.argv[1:])
+        with phases.phase("import packages"):
+            wake(options.device)  # CUDA starts beside the imports
+            from nn import run as pipeline
+            from nn.console import Console
         console = Console(speaking=job.rank == 0)
         report = pipeline.run(options, job, phases, console)
         with job.together():

@@ -7,14 +7,17 @@ interpreter lock, so they do run beside that thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 Work = Callable[[], object]
+
+T = TypeVar("T")
 
 
 class Helper(Protocol):
@@ -58,6 +61,23 @@ class Worker:
                 self._ended.put(None)
             except BaseException as error:
                 self._ended.put(error)
+
+
+class Early(Generic[T]):
+    """What a function gives; a thread calls it from now on."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._helper = Worker()
+        self._helper.start(partial(self._call, function))
+
+    def take(self) -> T:
+        """To be called once; raises what the function raised."""
+        with closing(self._helper):
+            self._helper.wait()
+        return self._result
+
+    def _call(self, function: Callable[[], T]) -> None:
+        self._result = function()
 
 
 class Deferred:

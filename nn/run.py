@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from nn import check, data, parameters
+from nn.ahead import Early
 from nn.batches import Schedule, split
 from nn.checkpoints.past import Past, open_past
 from nn.checkpoints.state import Checkpoint, Story
@@ -72,6 +74,8 @@ def run(
     if options.checkpoint is not None:
         with phases.phase("load checkpoint"):
             past = open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+    # Read beside the start of the device, which takes longer.
+    reading = Early(partial(data.load, options.data)) if job.rank == 0 else None
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     if device.warning:
@@ -80,7 +84,7 @@ def run(
         phases.use_device(device.driver)
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
-        dataset = _load(options, job, phases)
+        dataset = _load(options, reading, job, phases)
         options = _with_common_gemm(options, job, device.driver)
         with job.together():
             _require_gemm(options, device.driver)
@@ -128,12 +132,12 @@ def _require_writable_files(options: Options) -> None:
             require_writable(f"--{name.replace('_', '-')}", path)
 
 
-def _load(options: Options, job: Job, phases: Phases) -> Dataset:
+def _load(options: Options, reading: Early[Dataset] | None, job: Job, phases: Phases) -> Dataset:
     """The data set, read by rank 0 (which alone touches files and the network) and sent to all."""
     dataset = None
     with phases.phase("load data"), job.together():
-        if job.rank == 0:
-            dataset = data.load(options.data)
+        if reading is not None:
+            dataset = reading.take()
             if options.evaluate and dataset.test_images is None:
                 raise UserError(f"--evaluate: {dataset.name} has no test images: give data that has them")
     with phases.phase("distribute data"):

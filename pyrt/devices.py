@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from threading import Thread
 
 from pyrt.cache import KernelFolder, kernel_folder, use_kernel_folder
 from pyrt.driver import Driver
@@ -99,6 +100,13 @@ def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:
             "or fewer ranks a node, or let ranks share a GPU with --share-gpus"
         )
     return choices
+
+
+def wake(choice: str) -> None:
+    """Have CUDA started by a thread, where `open_device` may need it: that takes tenths of a second, in which
+    the caller can do something else."""
+    if choice in ("auto", "cuda"):
+        Thread(target=usable_gpus, name="wake").start()
 
 
 def usable_gpus() -> tuple[list[str], str]:

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from nn.ahead import Deferred, Orders, Worker
+from nn.ahead import Deferred, Early, Orders, Worker
 
 
 @pytest.fixture(params=[Worker, Deferred])
@@ -40,6 +40,16 @@ def test_a_worker_works_beside_its_caller_and_is_done_when_closed():
     worker.close()
     assert done
     assert not worker._thread.is_alive()
+
+
+def test_a_function_is_called_early():
+    called, go = threading.Event(), threading.Event()
+    early = Early(lambda: called.set() or (go.wait(60) and 7))
+    assert called.wait(60)
+    go.set()
+    assert early.take() == 7
+    with pytest.raises(ZeroDivisionError):
+        Early(lambda: 1 // 0).take()
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 3, 6])

@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from nn import data, panels, parameters, reference
+from nn import run as pipeline
 from nn.console import Console
 from nn.gemm_versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, runs_gemm
 from nn.network import Network
@@ -271,6 +272,13 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
     with pytest.raises(UserError, match=r"--device cuda: no GPU here.*--device cpu"):
         run(using(device="cuda"))
     assert run(using(device="auto", epochs=0)).environment["device"] == "cpu"
+
+
+def test_the_data_are_read_while_the_device_starts(monkeypatch):
+    reads, load, open_device = threading.Event(), data.load, pipeline.open_device
+    monkeypatch.setattr(data, "load", lambda source: reads.set() or load(source))
+    monkeypatch.setattr(pipeline, "open_device", lambda *how: reads.wait(60) and open_device(*how))
+    assert run(using(epochs=0)).environment["device"] == "cpu"
 
 
 # several ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -54,6 +55,20 @@ class TestAssign:
 
     def test_sharing_one_gpu(self) -> None:
         assert assign([["gpu-a"]] * 3, share_gpus=True) == [0, 0, 0]
+
+
+def test_gpus_are_woken_beside_the_caller_where_they_may_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, looks = threading.Event(), []
+    monkeypatch.setattr(devices, "usable_gpus", lambda: go.wait(60) and looks.append(1))
+    before = set(threading.enumerate())
+    for choice in devices.CHOICES:
+        devices.wake(choice)
+    woken = set(threading.enumerate()) - before
+    assert not looks
+    go.set()
+    for thread in woken:
+        thread.join()
+    assert len(woken) == len(looks) == len({"auto", "cuda"})
 
 
 class OtherRank:

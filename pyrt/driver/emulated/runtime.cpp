@@ -10,6 +10,7 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -418,7 +419,9 @@ static void add_worker(Launch &launch)
     Worker *worker;
     if (idle_workers.empty()) {
         worker = new Worker;
-        std::thread(serve, std::ref(*worker)).detach();
+        std::thread thread(serve, std::ref(*worker));
+        pthread_setname_np(thread.native_handle(), "emulated device");
+        thread.detach();
     } else {
         worker = idle_workers.back();
         idle_workers.pop_back();

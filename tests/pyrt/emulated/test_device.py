@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +167,25 @@ def test_shared_memory_that_a_gpu_refuses(plain: Bench, floats: int, dynamic: in
     with expected:
         _, x = kernel(1, 1, np.ones(2, "f4"), shared=dynamic)[0]
         assert x == 2
+
+
+def is_worker(task: Path) -> bool:
+    with suppress(FileNotFoundError):  # it has ended meanwhile
+        return (task / "comm").read_text() == "emulated device\n"
+    return False
+
+
+def test_workers_outlive_a_launch(plain: Bench) -> None:
+    kernel = plain.kernel('extern "C" __global__ void test(int *x) { x[blockIdx.x] += 1; }')
+
+    def workers() -> set[str]:
+        (x,) = kernel(64, 1, np.zeros(64, np.int32))
+        assert np.all(x == 1)
+        return {task.name for task in Path("/proc/self/task").iterdir() if is_worker(task)}
+
+    first = workers()
+    assert first
+    assert all(first <= workers() for _ in range(20))
 
 
 LATE = """
