@@ -62,16 +62,26 @@ def run(
     job = job or join()
     phases = phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
-    past = Past(job)
     if options.checkpoint is not None:
         defer_stops()
     _require_alike(options, job)
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
-    if options.checkpoint is not None:
-        with phases.phase("load checkpoint"):
-            past = open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+    with closing(_past(options, job, phases, console)) as past:
+        return _run_from(past, options, job, phases, console)
+
+
+def _past(options: Options, job: Job, phases: Phases, console: Console) -> Past:
+    """What the run goes on from. Collective."""
+    if options.checkpoint is None:
+        return Past(job)
+    with phases.phase("load checkpoint"):
+        return open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+
+
+def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: Console) -> Report:
+    """All but what is asked of the options alone. Collective."""
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     if device.warning:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from nn.batches import Schedule
-from nn.checkpoints.folder import Folder
+from nn.checkpoints.folder import Folder, InUse
 from nn.checkpoints.keeper import Keeper
 from nn.checkpoints.state import Checkpoint, Story, digest
 from nn.checkpoints.writer import Writer
@@ -95,25 +96,38 @@ class Past:
         writer = Writer(self.folder) if self.folder is not None else None
         return Keeper(self.job, writer, every, options.checkpoint_errors, self.progress.step, console)
 
+    def close(self) -> None:
+        """The run is over: another one may keep its checkpoints in the folder."""
+        if self.folder is not None:
+            self.folder.close()
+
 
 def open_past(path: Path, options: Options, job: Job, warn: Callable[[str], None]) -> Past:
-    """Find what there is to go on from in that folder. Collective; UserError on all ranks where none can be
-    kept."""
+    """Find what there is to go on from in that folder, which is this run's alone until the past is closed.
+
+    Collective; UserError on all ranks where none can be kept. With --memory nothing there is changed.
+    """
     folder, checkpoint = None, None
-    with job.together():
-        if job.rank == 0:
-            folder = Folder(path, options.keep)
-            _prepare(folder, options, warn)
-            checkpoint = folder.newest(warn) if options.resume else None
-    return Past(job, folder, job.comm.bcast(checkpoint))
+    with ExitStack() as opened:
+        with job.together():
+            if job.rank == 0:
+                folder = opened.enter_context(closing(Folder(path, options.keep)))
+                if not options.memory:
+                    _prepare(folder, options, warn)
+                if not options.resume:
+                    folder.require_unused()
+                checkpoint = folder.newest(warn) if options.resume else None
+        past = Past(job, folder, job.comm.bcast(checkpoint))
+        opened.pop_all()
+    return past
 
 
 def _prepare(folder: Folder, options: Options, warn: Callable[[str], None]) -> None:
     try:
         folder.prepare()
+    except InUse:
+        raise
     except UserError as error:
         if options.checkpoint_errors == STOP:
             raise
         warn(f"{error}; training goes on")
-    if not options.resume:
-        folder.require_unused()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import resource
+import subprocess
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,8 @@ from nn import parameters
 from nn.batches import Schedule
 from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
-from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder
+from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse
+from nn.checkpoints.lock import Lock
 from nn.checkpoints.state import Checkpoint, Story, digest
 from nn.data import Dataset
 from nn.network import Network
@@ -202,8 +207,9 @@ def rewrite(path: Path, checkpoint: Checkpoint, **changes: object) -> None:
 
 class TestFolder:
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Folder:
-        return begun(tmp_path / "c", keep=2)
+    def folder(self, tmp_path: Path) -> Iterator[Folder]:
+        with closing(begun(tmp_path / "c", keep=2)) as folder:
+            yield folder
 
     def test_the_last_ones_are_kept_and_the_best(self, folder: Folder) -> None:
         for step, precision in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.2), (5, None), (6, 0.3)):
@@ -242,6 +248,7 @@ class TestFolder:
         """The best among them stays, the last ones count."""
         for step, precision in ((1, 0.9), (2, 0.1), (3, 0.2)):
             folder.add(made(step, precision))
+        folder.close()
         again, warnings = begun(folder.path, keep=2), []
         newest = again.newest(warnings.append)
         assert newest is not None and equal(newest, made(3, 0.2)) and not warnings
@@ -254,13 +261,14 @@ class TestFolder:
     def test_the_newest_whole_one_is_taken_and_the_others_are_told(
         self, folder: Folder, damaged: list[int]
     ) -> None:
+        folder.close()
         folder = begun(folder.path, keep=3)
         for step in (1, 2, 3):
             folder.add(made(step))
         for step in damaged:
             cut_short(folder.file(step))
         warnings: list[str] = []
-        newest = begun(folder.path, keep=3).newest(warnings.append)
+        newest = folder.newest(warnings.append)
         assert newest is not None and newest.story.progress.step == 3 - len(damaged)
         assert [line.split(":")[0] for line in warnings] == [str(folder.file(step)) for step in damaged]
         assert all(line.endswith("the one before it is taken") for line in warnings)
@@ -285,6 +293,7 @@ class TestFolder:
         for step in (1, 9):
             folder.add(made(step))
         cut_short(folder.file(9))
+        folder.close()
         again = begun(folder.path, keep=1)
         assert again.newest(lambda line: None) is not None
         again.begin()
@@ -350,6 +359,26 @@ class TestFolder:
         folder.path.rmdir()
         folder.add(made(2))
         assert steps_in(folder) == [2]
+        with pytest.raises(InUse):
+            Folder(folder.path, 2).prepare()
+
+    @pytest.mark.parametrize("act", ["prepare", "begin", "add", "end"])
+    def test_another_run_changes_nothing_while_it_is_held(self, folder: Folder, act: str) -> None:
+        folder.add(made(1))
+        (folder.path / ".writing-step-000000000002.npz-abc").write_bytes(b"half")
+        before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+        other = Folder(folder.path, 1)
+        acts = {
+            "prepare": other.prepare,
+            "begin": other.begin,
+            "add": lambda: other.add(made(2)),
+            "end": lambda: other.end(FINISHED),
+        }
+        with pytest.raises(InUse, match=r"--checkpoint .*: another run is writing there: give .* wait"):
+            acts[act]()
+        assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+        folder.close()
+        acts[act]()
 
     @pytest.mark.parametrize("where", ["file", "file/c", "missing/c", "/proc/c", "/proc/sys"])
     def test_a_place_where_no_folder_can_be(self, tmp_path: Path, where: str) -> None:
@@ -382,6 +411,74 @@ def steps_in(folder: Folder) -> list[int]:
 
 def state(folder: Folder) -> dict[str, Any]:
     return json.loads((folder.path / "state.json").read_text())
+
+
+class TestLock:
+    def test_one_has_it_until_it_is_released(self, tmp_path: Path) -> None:
+        one, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+        assert one.take() and not other.take()
+        assert one.take() and not other.take()
+        one.release()
+        one.release()
+        assert other.take() and not one.take()
+        other.release()
+
+    def test_it_is_taken_anew_where_its_file_has_gone(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        one, other = Lock(path), Lock(path)
+        assert one.take()
+        path.unlink()
+        assert other.take() and not one.take()
+        other.release()
+        assert one.take() and not other.take()
+        one.release()
+
+    def test_no_file_stays_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        one, other = Lock(path), Lock(path)
+        before = len(os.listdir("/proc/self/fd"))
+        assert one.take()
+        path.unlink()
+        assert one.take() and not other.take()
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        one.release()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_a_program_that_is_started_meanwhile_does_not_hold_it(self, tmp_path: Path) -> None:
+        one, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+        assert one.take()
+        with subprocess.Popen(["sleep", "60"], close_fds=False) as program:
+            one.release()
+            try:
+                assert other.take()
+            finally:
+                program.kill()
+        other.release()
+
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+    def test_where_the_file_system_has_none_both_go_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        monkeypatch.setattr(fcntl, "flock", failing(number))
+        for lock in (Lock(tmp_path / "lock"), Lock(tmp_path / "lock")):
+            assert lock.take()
+            lock.release()
+
+    def test_a_disk_that_fails_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
+        with pytest.raises(UserError, match=f"--checkpoint {tmp_path}: cannot be written"):
+            Folder(tmp_path, 1).prepare()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def failing(number: int) -> Callable[..., None]:
+    """A system call that fails so."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 class TestStory:

@@ -16,6 +16,7 @@ import pytest
 from nn import data, panels, streamed
 from nn import run as pipeline
 from nn.checkpoints import files
+from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
 from nn.console import Console
 from nn.options import Options
@@ -351,6 +352,35 @@ def test_checkpoints_of_another_run_are_not_overwritten(runs: Runs) -> None:
     with pytest.raises(UserError, match=r"--checkpoint .*: has checkpoints: go on .* --resume"):
         runs.kept(epochs=9)
     assert runs.steps == [5, 10, 15] and runs.state == before
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_folder_that_another_run_writes_into_is_refused(runs: Runs) -> None:
+    """On all ranks, also where it shall only warn; its files stay as they are, and can be looked at. However
+    a run has ended, the next one may have the folder."""
+    job = join()
+    runs.kept(stop=7)
+    other = Folder(runs.checkpoints, 3)
+    if job.rank == 0:
+        other.prepare()
+    before = {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()}
+    for go_on in (runs.kept, runs.resumed):
+        for errors in ("stop", "warn"):
+            with pytest.raises(UserError, match=r"^--checkpoint .*/c: another run is writing there: "):
+                go_on(checkpoint_errors=errors)
+    assert runs.resumed(memory=True).memory is not None
+    assert {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()} == before
+    job.comm.barrier()
+    other.close()
+    for mistake in ({}, {"resume": True, "lr": 0.25}):
+        with pytest.raises(UserError):
+            runs.kept(**mistake)
+    assert len(runs.resumed().epochs) == 3
+
+
+def test_memory_changes_nothing_where_there_is_no_folder_yet(runs: Runs) -> None:
+    assert runs.kept(memory=True).memory is not None
+    assert not runs.checkpoints.exists()
 
 
 @pytest.mark.parallel([1, 2])
