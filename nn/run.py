@@ -338,6 +338,7 @@ def _run(
     with closing(setup):
         with phases.phase("train setup"):
             initial = initial_parameters(options, part.network, job)
+            past = past.begun_at(initial, options)
             with job.together():
                 setup.model.start(past.parameters or initial)
                 if setup.training is not None:
@@ -427,8 +428,9 @@ class _Pipeline:
         if self._job.rank > 0:
             return None
         environment = {**self._report.environment, **code()}
-        plan, data = files.as_json(self._model.part.plan), self._past.data
-        story = Story(progress, precision, self._options.as_json(), environment, plan, data)
+        plan = files.as_json(self._model.part.plan)
+        digests = self._past.data, self._past.initial
+        story = Story(progress, precision, self._options.as_json(), environment, plan, *digests)
         return Checkpoint(story, parameters, velocity)
 
     def _require_finite_parameters(self) -> None:

@@ -23,7 +23,7 @@ from nn.files import write_whole
 from nn.progress import Progress
 from pyrt.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """Of what is in a file."""
 
 OPTION = "--checkpoint"
@@ -35,6 +35,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
     "plan": (dict,),
     "data": (str,),
+    "initial": (str,),
 }
 """Of a story beside its progress, in JSON."""
 

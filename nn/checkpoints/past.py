@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from nn.batches import Schedule
+from nn.batches import Schedule, split
 from nn.checkpoints.folder import Folder, InUse
 from nn.checkpoints.keeper import Keeper
-from nn.checkpoints.state import Checkpoint, Story, digest
+from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.checkpoints.writer import Writer
 from nn.console import Console
 from nn.data import Dataset
@@ -34,7 +34,9 @@ class Past:
     folder: Folder | None = None
     checkpoint: Checkpoint | None = None
     data: str = ""
-    """Digest of the training data, on rank 0, where checkpoints are kept."""
+    """Digest of the training and validation data, on rank 0, where checkpoints are kept."""
+    initial: str = ""
+    """Digest of the parameters of --init at step 0, on rank 0, where checkpoints are kept."""
 
     @property
     def story(self) -> Story | None:
@@ -59,11 +61,26 @@ class Past:
         data = ""
         with self.job.together():
             if self.folder is not None:
-                data = digest(dataset, schedule.used)
+                held_out = split(len(dataset.images), options.val_fraction)
+                data = digest_of_data(dataset, schedule.used, held_out)
                 if self.checkpoint is not None:
                     self.checkpoint.story.require_fits(options, schedule, data)
                     self.checkpoint.require_arrays(network, options.dtype, options.momentum > 0)
         return replace(self, data=data)
+
+    def begun_at(self, initial: Mapping[str, np.ndarray], options: Options) -> Past:
+        """Of a run whose initial parameters these are. Collective; UserError on all ranks where --check would
+        begin at others than those of the run that it goes on from."""
+        found = ""
+        with self.job.together():
+            if self.folder is not None:
+                if options.init is not None and (self.story is None or options.check):
+                    found = digest(initial.values())
+                if self.story is not None:
+                    if options.check:
+                        self.story.require_start(found)
+                    found = self.story.initial
+        return replace(self, initial=found)
 
     def exchange(self, options: Options, driver: Driver) -> str:
         """The exchange that was asked for, or chosen before in the same place. Collective."""

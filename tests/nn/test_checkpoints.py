@@ -24,7 +24,7 @@ from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
 from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse
 from nn.checkpoints.lock import Lock
-from nn.checkpoints.state import Checkpoint, Story, digest
+from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.data import Dataset
 from nn.network import Network
 from nn.options import Options
@@ -60,6 +60,7 @@ def made(step: int, precision: float | None = None, dtype: str = "float32", **op
         {"ranks": 2, "nodes": 1, "devices": ["one", "one"]},
         {"grid": [2, 1], "layers": ["samples", "samples"]},
         "digest",
+        "",
     )
     return Checkpoint(story, *arrays)
 
@@ -149,7 +150,7 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "[]", "null", "{}", "[" * 100_000, '{"version": 1}', "1e999"],
+        ["", "[]", "null", "{}", "[" * 100_000, '{"version": 2}', "1e999"],
         ids=lambda text: text[:20],
     )
     def test_a_text_that_is_no_story(self, tmp_path: Path, text: str) -> None:
@@ -165,6 +166,7 @@ class TestFiles:
             ("environment", None),
             ("plan", "data"),
             ("data", 3),
+            ("initial", None),
             ("progress", {"step": -1, "epochs": [], "loss_sum": 0.0}),
             ("progress", {"step": True, "epochs": [], "loss_sum": 0.0}),
             ("progress", {"step": 7, "epochs": [], "loss_sum": 10**400}),
@@ -182,8 +184,8 @@ class TestFiles:
             files.load(tmp_path / "c.npz")
 
     def test_another_version_is_no_damage(self, tmp_path: Path) -> None:
-        rewrite(tmp_path / "c.npz", made(7), version=2)
-        with pytest.raises(OtherVersion, match=r"of version 2, and this code reads 1"):
+        rewrite(tmp_path / "c.npz", made(7), version=1)
+        with pytest.raises(OtherVersion, match=r"of version 1, and this code reads 2"):
             files.load(tmp_path / "c.npz")
 
     @pytest.mark.parametrize("size", [0, 1, 100, 1000, 3000])
@@ -308,7 +310,7 @@ class TestFolder:
 
     def test_another_version_is_not_passed_over(self, folder: Folder) -> None:
         folder.add(made(1))
-        rewrite(folder.file(2), made(2), version=2)
+        rewrite(folder.file(2), made(2), version=1)
         with pytest.raises(OtherVersion):
             folder.newest(lambda line: None)
 
@@ -529,7 +531,7 @@ class TestStory:
         assert words in str(caught.value)
 
     def test_other_data_may_not(self) -> None:
-        with pytest.raises(UserError, match="other training data: give the same --data"):
+        with pytest.raises(UserError, match="other training or validation data: give the same --data"):
             made(7).story.require_fits(Options(), self.SCHEDULE, "other")
 
     def test_a_run_that_ends_before_it_may_not(self) -> None:
@@ -572,15 +574,33 @@ class TestStory:
         assert not story.is_of(2, 1, ["one", "other"])
         assert story.chose("exchange") and not story.chose("plan")  # which is data, where nobody asks
 
-    def test_the_digest_is_of_what_is_trained_on(self) -> None:
+    def test_what_trains_all_again_begins_where_it_did(self) -> None:
+        drawn = made(7).story
+        given = replace(drawn, initial="digest")
+        drawn.require_start("")
+        given.require_start("digest")
+        for story, initial in ((drawn, "digest"), (given, ""), (given, "other")):
+            with pytest.raises(UserError, match=r"--resume: the training did not begin .* leave out --check"):
+                story.require_start(initial)
+
+    def test_a_digest_is_of_values_shapes_and_dtypes(self) -> None:
+        array = np.arange(6, dtype=np.float32)
+        arrays = ([array], [array.reshape(2, 3)], [array.astype("f8")], [array, array], [-array])
+        assert len({digest(each) for each in arrays}) == len(arrays)
+        assert digest([array.reshape(2, 3).T]) == digest([array.reshape(2, 3).T.copy()])
+
+    def test_the_digest_is_of_what_is_trained_on_and_of_what_validates(self) -> None:
         images = np.arange(60, dtype=np.uint8).reshape(20, 3)
         labels = np.arange(20, dtype=np.int32) % 4
 
         def of(images: np.ndarray, labels: np.ndarray) -> str:
-            return digest(Dataset("name", images, labels, None, None, (1, 3)), 15)
+            return digest_of_data(Dataset("name", images, labels, None, None, (1, 3)), 12, 15)
 
         first = of(images, labels)
-        behind, other, relabelled = images.copy(), images.copy(), labels.copy()
-        behind[15], other[14], relabelled[14] = 9, 9, 3
-        assert of(behind, labels) == first
-        assert len({first, of(other, labels), of(images, relabelled), of(images.astype("f4"), labels)}) == 4
+        for row in range(20):
+            other, relabelled = images.copy(), labels.copy()
+            other[row] += 1
+            relabelled[row] += 1
+            is_unused = 12 <= row < 15
+            assert (of(other, labels) == first) == (of(images, relabelled) == first) == is_unused, row
+        assert of(images.astype("f4"), labels) != first

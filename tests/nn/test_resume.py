@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nn import data, panels, streamed
+from nn import data, panels, parameters, streamed
 from nn import run as pipeline
 from nn.checkpoints import files
 from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
 from nn.console import Console
+from nn.network import Network
 from nn.options import Options
 from nn.report import Report
 from nn.run import run
@@ -390,7 +391,8 @@ def test_a_mistake_is_one_line_on_all_ranks(runs: Runs, shared: Path) -> None:
     for changes, words in (
         ({"lr": 0.25}, "with --lr 0.5, this run is with --lr 0.25"),
         ({"dtype": "float64"}, "--dtype float32"),
-        ({"data": "embedded"}, "other training data"),
+        ({"data": "embedded"}, "other training or validation data"),
+        ({"data": other_validation(shared)}, "other training or validation data"),
         ({"epochs": 1}, "is of step 7, and --epochs 1 end at 5"),
     ):
         with pytest.raises(UserError) as caught:
@@ -406,6 +408,40 @@ def test_a_mistake_is_one_line_on_all_ranks(runs: Runs, shared: Path) -> None:
         join().comm.barrier()
         with pytest.raises(UserError, match="parameters are not those of 12-9-7-3"):
             runs.resumed()
+
+
+def other_validation(shared: Path) -> str:
+    """The digits but for the last one, which validates."""
+    if join().rank == 0:
+        with np.load(shared / "digits.npz") as file:
+            arrays = dict(file)
+        arrays["x_train"][-1] ^= 1
+        np.savez(shared / "other.npz", **arrays)
+    join().comm.barrier()
+    return str(shared / "other.npz")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_check_begins_where_the_training_did(runs: Runs, shared: Path) -> None:
+    """Not at another --init, which matters to nothing else."""
+    network = Network((12, 9, 7, 3), "sigmoid", "softmax")
+    one, other = shared / "one.npz", shared / "two.npz"
+    if join().rank == 0:
+        for seed, path in enumerate((one, other)):
+            parameters.save(path, parameters.initial(network, "float32", seed), {})
+    join().comm.barrier()
+    runs.kept(stop=3, init=one)
+    runs.resumed(stop=7)
+    for init in (None, other):
+        with pytest.raises(UserError, match="--resume: the training did not begin at the parameters"):
+            runs.resumed(init=init, check=True)
+    assert runs.resumed(stop=9, init=other).preempted
+    assert runs.resumed(init=one, check=True).passed
+    runs.clear()
+    runs.kept(stop=7)
+    with pytest.raises(UserError, match="give the same --init, or none if there was none"):
+        runs.resumed(init=one, check=True)
+    assert runs.resumed(check=True).passed
 
 
 @pytest.mark.parametrize("damage", ["cut short", "of another network's code"])
