@@ -379,14 +379,13 @@ class _Pipeline:
         if self._options.resume:
             self._console.say(f"resumed at step {past.progress.step}")
         every = self._options.steps_between_checkpoints(self._schedule.batches)
-        keeper = past.keeper(self._options, every, self._console)
+        keeper = past.keeper(self._options, every, self._console, self._phases)
         if keeper is None:
             return self._conclude(training.run(validation, self._console, past.progress, None))
         with closing(keeper):
             keeper.begin(lambda progress: self._snapshot(training, validation, progress))
             progress = training.run(validation, self._console, past.progress, keeper)
-            with self._phases.phase("checkpoint"):
-                keeper.end(progress)
+            keeper.end(progress)
             if keeper.is_preempted:
                 return self._preempted(progress, keeper.written)
             report = self._conclude(progress)

@@ -309,8 +309,7 @@ class Training:
                     log.add(step, loss)
                 bar.update(run.steps)
                 if due and keeper is not None:
-                    with self._machine.phases.phase("checkpoint"):
-                        keeper.keep(log.progress)
+                    keeper.keep(log.progress)
                     if keeper.is_preempted:
                         break
         return log.progress

@@ -24,6 +24,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import CHOICES
 from pyrt.job import Job
+from pyrt.phases import Phases
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,13 @@ class Past:
         devices, nodes = comm.allgather(driver.device_name), comm.allreduce(int(self.job.node.rank == 0))
         return comm.size > 1 and self.story.is_of(comm.size, nodes, devices) and self.story.chose(option)
 
-    def keeper(self, options: Options, every: int, console: Console) -> Keeper | None:
+    def keeper(self, options: Options, every: int, console: Console, phases: Phases) -> Keeper | None:
         """Who keeps checkpoints of the run, if any are to be kept. Collective."""
         if options.checkpoint is None:
             return None
         writer = Writer(self.folder) if self.folder is not None else None
-        return Keeper(self.job, writer, every, options.checkpoint_errors, self.progress.step, console)
+        start, errors = self.progress.step, options.checkpoint_errors
+        return Keeper(self.job, writer, every, errors, start, console, phases)
 
     def close(self) -> None:
         """The run is over: another one may keep its checkpoints in the folder."""

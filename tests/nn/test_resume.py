@@ -7,6 +7,8 @@ import errno
 import json
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,17 @@ from nn.checkpoints import files
 from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
 from nn.console import Console
+from nn.model import Model
 from nn.network import Network
 from nn.options import Options
 from nn.report import Report
 from nn.run import run
-from nn.training import Diverged
+from nn.training import Diverged, Training
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
+from pyrt.phases import Phases
 
 SMALL = Options(
     hidden=(9, 7), epochs=3, batch=10, samples=45, lr=0.5, reg=0.01, momentum=0.5, val_fraction=0.2, seed=3
@@ -336,6 +340,30 @@ def test_a_checkpoint_tells_how_it_came_about(runs: Runs) -> None:
         story.environment
     )
     assert story.options["lr"] == 0.5 and story.plan == {"grid": [1, 1], "layers": ["samples"] * 3}
+
+
+@pytest.mark.parallel([1, 2])
+def test_snapshots_and_the_wait_for_the_disk_are_phases_of_their_own(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = Phases(time.perf_counter())
+    seen: dict[str, list[str]] = {"snapshot": [], "wait": []}
+
+    def noted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            seen[what].append(phases._current.name)
+            return call(*arguments)
+
+        return noting
+
+    monkeypatch.setattr(Model, "whole_parameters", noted("snapshot", Model.whole_parameters))
+    monkeypatch.setattr(Training, "whole_velocity", noted("snapshot", Training.whole_velocity))
+    monkeypatch.setattr(Job, "wait_for_all", noted("wait", Job.wait_for_all))
+    run(dataclasses.replace(runs.options, checkpoint=runs.checkpoints), phases=phases)
+    assert seen["snapshot"] == 6 * ["checkpoint snapshot"]
+    assert seen["wait"].count("wait for checkpoint") == 4  # before each of three, and at the end
+    calls = {phase.name: phase.calls for phase in phases.times()}
+    assert calls["checkpoint snapshot"] == 3 and calls["wait for checkpoint"] == 4
 
 
 # where it cannot go on
