@@ -382,6 +382,8 @@ class _Pipeline:
         keeper = past.keeper(self._options, every, self._console, self._phases)
         if keeper is None:
             return self._conclude(training.run(validation, self._console, past.progress, None))
+        if self._job.rank == 0:
+            code()  # asks git, once: not while steps wait for a snapshot
         with closing(keeper):
             keeper.begin(lambda progress: self._snapshot(training, validation, progress))
             progress = training.run(validation, self._console, past.progress, keeper)

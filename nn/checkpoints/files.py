@@ -19,7 +19,7 @@ import numpy as np
 from nn.checkpoints.state import Checkpoint, Story
 from nn.data import npz
 from nn.data.files import file_size, shown
-from nn.files import write_whole
+from nn.files import write_arrays, write_whole
 from nn.progress import Progress
 from pyrt.errors import UserError
 
@@ -53,8 +53,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         **asdict(checkpoint.story),
         "sha256": {name: _sha256(array) for name, array in arrays.items()},
     }
-    members: dict[str, Any] = {**arrays, "run": np.array(json.dumps(content))}
-    write_whole(OPTION, path, lambda file: np.savez(file, **members))
+    members = {**arrays, "run": np.array(json.dumps(content))}
+    write_whole(OPTION, path, lambda file: write_arrays(file, members))
 
 
 def load(path: Path) -> Checkpoint:

@@ -1,6 +1,8 @@
 """nn/ahead.py: work is done in order beside the caller, and its errors come out where it is waited for."""
 
 import threading
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,6 +42,21 @@ def test_a_worker_works_beside_its_caller_and_is_done_when_closed():
     worker.close()
     assert done
     assert not worker._thread.is_alive()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_keeps_nothing_of_work_that_is_done(fails):
+    """It may hold a whole checkpoint."""
+    worker, array = Worker(), np.ones(3)
+    worker.start(partial(array.reshape, 2 if fails else 3))
+    held, array = weakref.ref(array), None
+    if fails:
+        with pytest.raises(ValueError, match="cannot reshape"):
+            worker.wait()
+    else:
+        worker.wait()
+    assert held() is None
+    worker.close()
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 3, 6])
