@@ -56,11 +56,13 @@ class Worker:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
+            ended = None
             try:
                 work()
-                self._ended.put(None)
             except BaseException as error:
-                self._ended.put(error)
+                ended = error
+            del work  # it may have much memory, and the next may be long in coming
+            self._ended.put(ended)
 
 
 class Early(Generic[T]):

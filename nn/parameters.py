@@ -11,7 +11,7 @@ import numpy as np
 
 from nn.data import npz
 from nn.data.files import shown
-from nn.files import write_whole
+from nn.files import write_arrays, write_whole
 from nn.network import Network
 from pyrt.errors import UserError
 
@@ -106,5 +106,5 @@ def _story(path: Path) -> dict[str, Any]:
 
 def save(path: Path, parameters: Mapping[str, np.ndarray], run: Mapping[str, Any]) -> None:
     """The parameters, and under ``run`` a JSON text that says how they came about; whole or not at all."""
-    arrays: dict[str, Any] = {**parameters, "run": np.array(json.dumps(run))}
-    write_whole("--save", path, lambda file: np.savez(file, **arrays))
+    arrays = {**parameters, "run": np.array(json.dumps(run))}
+    write_whole("--save", path, lambda file: write_arrays(file, arrays))

@@ -64,16 +64,26 @@ def run(
     job = job or join()
     phases = phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
-    past = Past(job)
     if options.checkpoint is not None:
         defer_stops()
     _require_alike(options, job)
     with job.together():
         if job.rank == 0:
             _require_writable_files(options)
-    if options.checkpoint is not None:
-        with phases.phase("load checkpoint"):
-            past = open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+    with closing(_past(options, job, phases, console)) as past:
+        return _run_from(past, options, job, phases, console)
+
+
+def _past(options: Options, job: Job, phases: Phases, console: Console) -> Past:
+    """What the run goes on from. Collective."""
+    if options.checkpoint is None:
+        return Past(job)
+    with phases.phase("load checkpoint"):
+        return open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+
+
+def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: Console) -> Report:
+    """All but what is asked of the options alone. Collective."""
     # Read beside the start of the device, which takes longer.
     reading = Early(partial(data.load, options.data)) if job.rank == 0 else None
     with phases.phase("start device"):
@@ -332,6 +342,7 @@ def _run(
     with closing(setup):
         with phases.phase("train setup"):
             initial = initial_parameters(options, part.network, job)
+            past = past.begun_at(initial, options)
             with job.together():
                 setup.model.start(past.parameters or initial)
                 if setup.training is not None:
@@ -372,14 +383,15 @@ class _Pipeline:
         if self._options.resume:
             self._console.say(f"resumed at step {past.progress.step}")
         every = self._options.steps_between_checkpoints(self._schedule.batches)
-        keeper = past.keeper(self._options, every, self._console)
+        keeper = past.keeper(self._options, every, self._console, self._phases)
         if keeper is None:
             return self._conclude(training.run(validation, self._console, past.progress, None))
+        if self._job.rank == 0:
+            code()  # asks git, once: not while steps wait for a snapshot
         with closing(keeper):
             keeper.begin(lambda progress: self._snapshot(training, validation, progress))
             progress = training.run(validation, self._console, past.progress, keeper)
-            with self._phases.phase("checkpoint"):
-                keeper.end(progress)
+            keeper.end(progress)
             if keeper.is_preempted:
                 return self._preempted(progress, keeper.written)
             report = self._conclude(progress)
@@ -421,8 +433,9 @@ class _Pipeline:
         if self._job.rank > 0:
             return None
         environment = {**self._report.environment, **code()}
-        plan, data = files.as_json(self._model.part.plan), self._past.data
-        story = Story(progress, precision, self._options.as_json(), environment, plan, data)
+        plan = files.as_json(self._model.part.plan)
+        digests = self._past.data, self._past.initial
+        story = Story(progress, precision, self._options.as_json(), environment, plan, *digests)
         return Checkpoint(story, parameters, velocity)
 
     def _require_finite_parameters(self) -> None:

@@ -256,28 +256,27 @@ class Training:
         """
         if self._velocity is None:
             return {}
-        part, job, flat = self._model.part, self._machine.job, self._velocity.flat.to_host()
+        part, comm, flat = self._model.part, self._machine.job.comm, self._velocity.flat
         everything = sorted(panel.bucket for panel in self._panels)
         updates = self._exchange.updates
         if part.group > 0 and sorted(updates) == everything:
             updates = ()  # the first group has the same
-        spans = [(start, min(stop, len(flat))) for start, stop in updates]
-        job.wait_for_all()
-        found = job.comm.gather((part.shard, spans, [flat[slice(*span)] for span in spans]))
-        if found is None:
+        spans = [(start, min(stop, flat.size)) for start, stop in updates if start < flat.size]
+        self._machine.job.wait_for_all()
+        owners = comm.gather((part.shard, spans))
+        if owners is None:
+            for span in spans:
+                comm.Send(flat.rows(*span).to_host(), 0)
             return {}
-        layout = self._velocity.layout
-        parts = []
-        for shard in range(part.plan.shards):
-            shapes = RankPart(part.plan, part.network, shard).shapes
-            mine = Layout(shapes, layout.dtype)
-            buffer = np.zeros(mine.size, layout.dtype)
-            for owner, spans, values in found:
-                if owner == shard:
-                    for span, value in zip(spans, values, strict=True):
-                        buffer[slice(*span)] = value
-            parts.append({name: buffer[slice(*mine.span(name))].reshape(shapes[name]) for name in shapes})
-        return whole_parameters(part.plan, part.network, parts)
+        plan, network, dtype = part.plan, part.network, flat.dtype
+        layouts = [Layout(RankPart(plan, network, shard).shapes, dtype) for shard in range(plan.shards)]
+        flats = [np.empty(layout.size, dtype) for layout in layouts[1:]]
+        flats.insert(0, flat.to_host())  # rank 0 has its own spans where they belong
+        for owner, (shard, theirs) in enumerate(owners[1:], 1):
+            for span in theirs:
+                comm.Recv(flats[shard][slice(*span)], owner)
+        parts = [layout.views(whole) for layout, whole in zip(layouts, flats, strict=True)]
+        return parts[0] if plan.is_data else whole_parameters(plan, network, parts)
 
     def operations(self) -> list[Operation]:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
@@ -309,8 +308,7 @@ class Training:
                     log.add(step, loss)
                 bar.update(run.steps)
                 if due and keeper is not None:
-                    with self._machine.phases.phase("checkpoint"):
-                        keeper.keep(log.progress)
+                    keeper.keep(log.progress)
                     if keeper.is_preempted:
                         break
         return log.progress

@@ -161,6 +161,10 @@ class Layout:
         start = self.offsets[name]
         return start, start + math.prod(self.shapes[name])
 
+    def views(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """The named arrays in a flat buffer on the host."""
+        return {name: flat[slice(*self.span(name))].reshape(shape) for name, shape in self.shapes.items()}
+
     def nbytes(self, name: str) -> int:
         """Of the named array, and of the padding behind it."""
         step = ALIGNMENT // self.dtype.itemsize

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyrt.job import _BLAS_VARIABLES
+
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 60.0
 """Seconds after which a job counts as hanging, on the slowest machine."""
@@ -26,9 +28,13 @@ _OPEN_MPI = {
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a child that imports the project and may use MPI, changed by ``extra``."""
+    """The environment of a child that imports the project and may use MPI, changed by ``extra``.
+
+    BLAS threads are not inherited: those of this process, all cores, are too many for ranks that share them.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**_OPEN_MPI, **os.environ, "PYTHONPATH": path, **(extra or {})}
+    inherited = {name: value for name, value in os.environ.items() if name not in _BLAS_VARIABLES}
+    return {**_OPEN_MPI, **inherited, "PYTHONPATH": path, **(extra or {})}
 
 
 def start(ranks: int, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -86,6 +86,24 @@ def test_a_signal_leaves_a_checkpoint_and_no_error(
         goes_on_with_the_same_bits(folder, tmp_path, step)
 
 
+def test_a_second_run_in_the_folder_is_refused_and_one_behind_a_killed_one_is_not(
+    start: Start, folder: Path
+) -> None:
+    first = start()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    second = mpi.mpirun(2, sys.executable, "train.py", *ARGUMENTS, "--resume", "--checkpoint", str(folder))
+    assert second.returncode == 2
+    (line,) = (line for line in second.stderr.splitlines() if line.startswith("train.py: "))
+    assert line.startswith(f"train.py: error: --checkpoint {folder}: another run is writing there: ")
+    assert "Traceback" not in second.stderr and "epoch" not in second.stdout
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for pid in first.pids:
+        os.kill(pid, signal.SIGKILL)
+    first.end(mpi.TIMEOUT)
+    train("--resume", "--checkpoint", str(folder), "--epochs", "2")
+    assert state(folder)["state"] == "finished"
+
+
 def goes_on_with_the_same_bits(folder: Path, tmp_path: Path, step: int) -> None:
     """To the end of the next epoch but one, as a run that was never stopped."""
     epochs = ["--epochs", str(step // 5 + 2)]

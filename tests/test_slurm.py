@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
         written = Folder(tmp_path / state, 1)
         written.prepare()
         written.end(state)
+        written.close()
     return tmp_path
 
 

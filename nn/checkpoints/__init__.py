@@ -4,6 +4,7 @@
 ``state``        what a checkpoint holds, and whether this run may go on from it
 ``files``        one checkpoint in an .npz file, with checksums
 ``folder``       the checkpoints of a run: the last ones, the best one, state.json for scripts
+``lock``         one run at a time writes into a folder
 ``writer``       rank 0 writes them beside the training
 ``keeper``       when: every so many steps, and where ranks are asked to stop (``stopping``)
 ``past``         what a run goes on from

@@ -19,11 +19,11 @@ import numpy as np
 from nn.checkpoints.state import Checkpoint, Story
 from nn.data import npz
 from nn.data.files import file_size, shown
-from nn.files import write_whole
+from nn.files import write_arrays, write_whole
 from nn.progress import Progress
 from pyrt.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """Of what is in a file."""
 
 OPTION = "--checkpoint"
@@ -35,6 +35,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
     "plan": (dict,),
     "data": (str,),
+    "initial": (str,),
 }
 """Of a story beside its progress, in JSON."""
 
@@ -52,8 +53,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         **asdict(checkpoint.story),
         "sha256": {name: _sha256(array) for name, array in arrays.items()},
     }
-    members: dict[str, Any] = {**arrays, "run": np.array(json.dumps(content))}
-    write_whole(OPTION, path, lambda file: np.savez(file, **members))
+    members = {**arrays, "run": np.array(json.dumps(content))}
+    write_whole(OPTION, path, lambda file: write_arrays(file, members))
 
 
 def load(path: Path) -> Checkpoint:

@@ -1,9 +1,10 @@
 """The checkpoints of a run in a folder: the last ones, the best one, and state.json for scripts.
 
-    DIR/step-000000001200.npz   ..1400.npz   state.json
+    DIR/step-000000001200.npz   ..1400.npz   state.json   lock
 
 state.json: ``state`` (running, preempted, finished), ``step``, ``checkpoint`` (the newest file), ``best``
-(that of the highest validation precision), and that precision.
+(that of the highest validation precision), and that precision. lock: held by the run that writes
+there (``lock.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from nn.checkpoints import files
 from nn.checkpoints.files import OPTION, OtherVersion
+from nn.checkpoints.lock import Lock
 from nn.checkpoints.state import Checkpoint
 from nn.data.files import reading, shown
 from nn.files import BEGUN, require_writable, write_whole, writing
@@ -25,19 +27,28 @@ RUNNING, PREEMPTED, FINISHED = "running", "preempted", "finished"
 
 _NAME = re.compile(r"step-(\d{12})\.npz")
 _STATE = "state.json"
+_LOCK = "lock"
+
+
+class InUse(UserError):
+    """Another run writes into the folder."""
 
 
 class Folder:
-    """Touched by one rank alone. Files that are damaged, or not its own, it leaves alone."""
+    """Touched by one rank alone. Files that are damaged, or not its own, it leaves alone.
+
+    Whatever writes there first makes sure that no other run does, until `close`; else it raises InUse.
+    """
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self._keep = path, keep
         self._precisions: dict[int, float | None] = {}
         """Of the whole checkpoints that are there, by step: the validation precision."""
+        self._lock = Lock(path / _LOCK)
 
     def prepare(self) -> None:
         """Make the folder if need be; UserError where nothing can be written there."""
-        self._make()
+        self._hold()
         require_writable(OPTION, self.path / _STATE)
 
     def require_unused(self) -> None:
@@ -70,6 +81,7 @@ class Folder:
 
     def begin(self) -> None:
         """A run begins: state.json says so, and what a killed one has left half written goes."""
+        self._hold()
         with writing(OPTION, self.path):
             for name in ("step-", _STATE):
                 for path in self.path.glob(f"{BEGUN}{name}*"):
@@ -80,7 +92,7 @@ class Folder:
         """Write it, then remove those that are not to be kept; UserError where it cannot be written: then all
         others stay."""
         step = checkpoint.story.progress.step
-        self._make()
+        self._hold()
         files.save(self.file(step), checkpoint)
         self._precisions[step] = checkpoint.story.validation_precision
         with writing(OPTION, self.path):
@@ -94,15 +106,28 @@ class Folder:
 
     def end(self, state: str) -> None:
         """The run is over, or stopped."""
+        self._hold()
         self._write_state(state)
 
-    def _make(self) -> None:
+    def close(self) -> None:
+        """Other runs may write there. Safe to call twice."""
+        self._lock.release()
+
+    def _hold(self) -> None:
+        """The folder is there, made if need be, and this run's alone."""
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(
                 f"{OPTION} {shown(self.path)}: cannot be made ({error.strerror}): name another place"
             ) from None
+        with writing(OPTION, self.path):
+            is_mine = self._lock.take()
+        if not is_mine:
+            raise InUse(
+                f"{OPTION} {shown(self.path)}: another run is writing there: give another folder or wait "
+                "until it ends"
+            )
 
     def _steps(self) -> list[int]:
         """Of the files that are there, damaged ones too; ascending."""

@@ -13,6 +13,11 @@ from nn.options import STOP, WARN
 from nn.progress import Progress
 from pyrt.errors import UserError
 from pyrt.job import Job
+from pyrt.phases import Phases
+
+SNAPSHOT, WAIT = "checkpoint snapshot", "wait for checkpoint"
+"""Phases of what training waits for: parameters and velocities on their way to rank 0's host memory; the
+disk, where that has not taken the checkpoint before, or is all there is left to wait for."""
 
 Snapshot = Callable[[Progress], Checkpoint | None]
 """A checkpoint of now on rank 0, None on the others. Collective."""
@@ -23,7 +28,14 @@ class Keeper:
     steps, and raise UserError on all ranks where something cannot be written and that stops the run."""
 
     def __init__(
-        self, job: Job, writer: Writer | None, every: int, errors: str, start: int, console: Console
+        self,
+        job: Job,
+        writer: Writer | None,
+        every: int,
+        errors: str,
+        start: int,
+        console: Console,
+        phases: Phases,
     ) -> None:
         """``every`` steps; the run begins after ``start`` of them."""
         self.is_preempted = False
@@ -34,6 +46,7 @@ class Keeper:
         self._stopping = Stopping(job, start)
         self._kept = start
         self._snapshot: Snapshot = lambda progress: None
+        self._snapping, self._waiting = phases.phase(SNAPSHOT), phases.phase(WAIT)
 
     def begin(self, snapshot: Snapshot) -> None:
         """The run begins; this makes its checkpoints."""
@@ -49,7 +62,8 @@ class Keeper:
     def keep(self, progress: Progress) -> None:
         """A checkpoint of now is written from here on, once the one before is."""
         self._settle()
-        checkpoint = self._snapshot(progress)
+        with self._snapping:
+            checkpoint = self._snapshot(progress)
         self._kept = progress.step
         if self._writer is not None and checkpoint is not None:
             self._writer.start(checkpoint)
@@ -74,10 +88,11 @@ class Keeper:
 
     def _settle(self) -> None:
         """What was started is written, or told."""
-        error = self._writer.wait() if self._writer is not None else ""
-        self._job.wait_for_all()
-        if self._agree(error):
-            self.written = self._kept
+        with self._waiting:
+            error = self._writer.wait() if self._writer is not None else ""
+            self._job.wait_for_all()
+            if self._agree(error):
+                self.written = self._kept
 
     def _change(self, change: Callable[[Folder], None]) -> None:
         """Of the folder, by rank 0."""

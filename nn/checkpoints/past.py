@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from nn.batches import Schedule
-from nn.checkpoints.folder import Folder
+from nn.batches import Schedule, split
+from nn.checkpoints.folder import Folder, InUse
 from nn.checkpoints.keeper import Keeper
-from nn.checkpoints.state import Checkpoint, Story, digest
+from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.checkpoints.writer import Writer
 from nn.console import Console
 from nn.data import Dataset
@@ -23,6 +24,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import CHOICES
 from pyrt.job import Job
+from pyrt.phases import Phases
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Past:
     folder: Folder | None = None
     checkpoint: Checkpoint | None = None
     data: str = ""
-    """Digest of the training data, on rank 0, where checkpoints are kept."""
+    """Digest of the training and validation data, on rank 0, where checkpoints are kept."""
+    initial: str = ""
+    """Digest of the parameters of --init at step 0, on rank 0, where checkpoints are kept."""
 
     @property
     def story(self) -> Story | None:
@@ -58,11 +62,26 @@ class Past:
         data = ""
         with self.job.together():
             if self.folder is not None:
-                data = digest(dataset, schedule.used)
+                held_out = split(len(dataset.images), options.val_fraction)
+                data = digest_of_data(dataset, schedule.used, held_out)
                 if self.checkpoint is not None:
                     self.checkpoint.story.require_fits(options, schedule, data)
                     self.checkpoint.require_arrays(network, options.dtype, options.momentum > 0)
         return replace(self, data=data)
+
+    def begun_at(self, initial: Mapping[str, np.ndarray], options: Options) -> Past:
+        """Of a run whose initial parameters these are. Collective; UserError on all ranks where --check would
+        begin at others than those of the run that it goes on from."""
+        found = ""
+        with self.job.together():
+            if self.folder is not None:
+                if options.init is not None and (self.story is None or options.check):
+                    found = digest(initial.values())
+                if self.story is not None:
+                    if options.check:
+                        self.story.require_start(found)
+                    found = self.story.initial
+        return replace(self, initial=found)
 
     def exchange(self, options: Options, driver: Driver) -> str:
         """The exchange that was asked for, or chosen before in the same place. Collective."""
@@ -88,32 +107,46 @@ class Past:
         devices, nodes = comm.allgather(driver.device_name), comm.allreduce(int(self.job.node.rank == 0))
         return comm.size > 1 and self.story.is_of(comm.size, nodes, devices) and self.story.chose(option)
 
-    def keeper(self, options: Options, every: int, console: Console) -> Keeper | None:
+    def keeper(self, options: Options, every: int, console: Console, phases: Phases) -> Keeper | None:
         """Who keeps checkpoints of the run, if any are to be kept. Collective."""
         if options.checkpoint is None:
             return None
         writer = Writer(self.folder) if self.folder is not None else None
-        return Keeper(self.job, writer, every, options.checkpoint_errors, self.progress.step, console)
+        start, errors = self.progress.step, options.checkpoint_errors
+        return Keeper(self.job, writer, every, errors, start, console, phases)
+
+    def close(self) -> None:
+        """The run is over: another one may keep its checkpoints in the folder."""
+        if self.folder is not None:
+            self.folder.close()
 
 
 def open_past(path: Path, options: Options, job: Job, warn: Callable[[str], None]) -> Past:
-    """Find what there is to go on from in that folder. Collective; UserError on all ranks where none can be
-    kept."""
+    """Find what there is to go on from in that folder, which is this run's alone until the past is closed.
+
+    Collective; UserError on all ranks where none can be kept. With --memory nothing there is changed.
+    """
     folder, checkpoint = None, None
-    with job.together():
-        if job.rank == 0:
-            folder = Folder(path, options.keep)
-            _prepare(folder, options, warn)
-            checkpoint = folder.newest(warn) if options.resume else None
-    return Past(job, folder, job.comm.bcast(checkpoint))
+    with ExitStack() as opened:
+        with job.together():
+            if job.rank == 0:
+                folder = opened.enter_context(closing(Folder(path, options.keep)))
+                if not options.memory:
+                    _prepare(folder, options, warn)
+                if not options.resume:
+                    folder.require_unused()
+                checkpoint = folder.newest(warn) if options.resume else None
+        past = Past(job, folder, job.comm.bcast(checkpoint))
+        opened.pop_all()
+    return past
 
 
 def _prepare(folder: Folder, options: Options, warn: Callable[[str], None]) -> None:
     try:
         folder.prepare()
+    except InUse:
+        raise
     except UserError as error:
         if options.checkpoint_errors == STOP:
             raise
         warn(f"{error}; training goes on")
-    if not options.resume:
-        folder.require_unused()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,9 @@ class Story:
     plan: dict[str, Any]
     """As nn/plan/files.py writes it."""
     data: str
-    """Digest of the training set: `digest`."""
+    """Digest of what is trained on, and of what validates: `digest_of_data`."""
+    initial: str
+    """Digest of the parameters of --init at step 0; empty where they were drawn from the seed."""
 
     def require_fits(self, options: Options, schedule: Schedule, data: str) -> None:
         """UserError where this run would train another network, or with other samples, or not so far."""
@@ -50,8 +53,8 @@ class Story:
                 )
         if self.data != data:
             raise UserError(
-                "--resume: the checkpoint was made with other training data: give the same --data, or "
-                "another --checkpoint folder"
+                "--resume: the checkpoint was made with other training or validation data: give the same "
+                "--data, or another --checkpoint folder"
             )
         step, epochs = self.progress.step, self.progress.epochs
         if step > schedule.steps:
@@ -61,6 +64,14 @@ class Story:
             )
         if len(epochs) != schedule.epoch(step):
             raise UserError(f"--resume: the checkpoint is of step {step}, but tells of {len(epochs)} epochs")
+
+    def require_start(self, initial: str) -> None:
+        """UserError where the training did not begin at these parameters; for what trains all of it again."""
+        if self.initial != initial:
+            raise UserError(
+                "--resume: the training did not begin at the parameters with which --check would: give the "
+                "same --init, or none if there was none, or leave out --check"
+            )
 
     def is_of(self, ranks: int, nodes: int, devices: list[str]) -> bool:
         """Whether it was made by so many ranks on such devices: what was chosen there serves here."""
@@ -91,12 +102,19 @@ class Checkpoint:
                 raise UserError(f"--resume: the checkpoint's {what} are not those of {network} in {dtype}")
 
 
-def digest(dataset: Dataset, rows: int) -> str:
-    """SHA-256 of the first ``rows`` images and labels: those that are trained on."""
+def digest_of_data(dataset: Dataset, used: int, held_out: int) -> str:
+    """Of the first ``used`` images and labels, which are trained on, and of those from ``held_out`` on, which
+    validate. What is tested after the training changes nothing in a checkpoint, and may be another set."""
+    images, labels = dataset.images, dataset.labels
+    return digest([images[:used], labels[:used], images[held_out:], labels[held_out:]])
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """SHA-256 of arrays, their shapes and dtypes."""
     found = hashlib.sha256()
-    for array in (dataset.images[:rows], dataset.labels[:rows]):
+    for array in arrays:
         found.update(f"{array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).view(np.uint8).data)
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

@@ -214,6 +214,7 @@ _STORY = {
     "environment": {"ranks": 1, "devices": ["cpu"]},
     "plan": {"grid": [1, 1], "layers": ["samples", "samples"]},
     "data": "digest",
+    "initial": "",
     "sha256": {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in _WITH_VELOCITIES.items()},
 }
 

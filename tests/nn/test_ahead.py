@@ -1,6 +1,8 @@
 """nn/ahead.py: work is done in order beside the caller, and its errors come out where it is waited for."""
 
 import threading
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,6 +52,21 @@ def test_a_function_is_called_early():
     assert early.take() == 7
     with pytest.raises(ZeroDivisionError):
         Early(lambda: 1 // 0).take()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_keeps_nothing_of_work_that_is_done(fails):
+    """It may hold a whole checkpoint."""
+    worker, array = Worker(), np.ones(3)
+    worker.start(partial(array.reshape, 2 if fails else 3))
+    held, array = weakref.ref(array), None
+    if fails:
+        with pytest.raises(ValueError, match="cannot reshape"):
+            worker.wait()
+    else:
+        worker.wait()
+    assert held() is None
+    worker.close()
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 3, 6])

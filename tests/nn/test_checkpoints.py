@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import resource
+import subprocess
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,9 @@ from nn import parameters
 from nn.batches import Schedule
 from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
-from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder
-from nn.checkpoints.state import Checkpoint, Story, digest
+from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse
+from nn.checkpoints.lock import Lock
+from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.data import Dataset
 from nn.network import Network
 from nn.options import Options
@@ -55,6 +60,7 @@ def made(step: int, precision: float | None = None, dtype: str = "float32", **op
         {"ranks": 2, "nodes": 1, "devices": ["one", "one"]},
         {"grid": [2, 1], "layers": ["samples", "samples"]},
         "digest",
+        "",
     )
     return Checkpoint(story, *arrays)
 
@@ -144,7 +150,7 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "[]", "null", "{}", "[" * 100_000, '{"version": 1}', "1e999"],
+        ["", "[]", "null", "{}", "[" * 100_000, '{"version": 2}', "1e999"],
         ids=lambda text: text[:20],
     )
     def test_a_text_that_is_no_story(self, tmp_path: Path, text: str) -> None:
@@ -160,6 +166,7 @@ class TestFiles:
             ("environment", None),
             ("plan", "data"),
             ("data", 3),
+            ("initial", None),
             ("progress", {"step": -1, "epochs": [], "loss_sum": 0.0}),
             ("progress", {"step": True, "epochs": [], "loss_sum": 0.0}),
             ("progress", {"step": 7, "epochs": [], "loss_sum": 10**400}),
@@ -177,8 +184,8 @@ class TestFiles:
             files.load(tmp_path / "c.npz")
 
     def test_another_version_is_no_damage(self, tmp_path: Path) -> None:
-        rewrite(tmp_path / "c.npz", made(7), version=2)
-        with pytest.raises(OtherVersion, match=r"of version 2, and this code reads 1"):
+        rewrite(tmp_path / "c.npz", made(7), version=1)
+        with pytest.raises(OtherVersion, match=r"of version 1, and this code reads 2"):
             files.load(tmp_path / "c.npz")
 
     @pytest.mark.parametrize("size", [0, 1, 100, 1000, 3000])
@@ -202,8 +209,9 @@ def rewrite(path: Path, checkpoint: Checkpoint, **changes: object) -> None:
 
 class TestFolder:
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Folder:
-        return begun(tmp_path / "c", keep=2)
+    def folder(self, tmp_path: Path) -> Iterator[Folder]:
+        with closing(begun(tmp_path / "c", keep=2)) as folder:
+            yield folder
 
     def test_the_last_ones_are_kept_and_the_best(self, folder: Folder) -> None:
         for step, precision in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.2), (5, None), (6, 0.3)):
@@ -242,6 +250,7 @@ class TestFolder:
         """The best among them stays, the last ones count."""
         for step, precision in ((1, 0.9), (2, 0.1), (3, 0.2)):
             folder.add(made(step, precision))
+        folder.close()
         again, warnings = begun(folder.path, keep=2), []
         newest = again.newest(warnings.append)
         assert newest is not None and equal(newest, made(3, 0.2)) and not warnings
@@ -254,13 +263,14 @@ class TestFolder:
     def test_the_newest_whole_one_is_taken_and_the_others_are_told(
         self, folder: Folder, damaged: list[int]
     ) -> None:
+        folder.close()
         folder = begun(folder.path, keep=3)
         for step in (1, 2, 3):
             folder.add(made(step))
         for step in damaged:
             cut_short(folder.file(step))
         warnings: list[str] = []
-        newest = begun(folder.path, keep=3).newest(warnings.append)
+        newest = folder.newest(warnings.append)
         assert newest is not None and newest.story.progress.step == 3 - len(damaged)
         assert [line.split(":")[0] for line in warnings] == [str(folder.file(step)) for step in damaged]
         assert all(line.endswith("the one before it is taken") for line in warnings)
@@ -285,6 +295,7 @@ class TestFolder:
         for step in (1, 9):
             folder.add(made(step))
         cut_short(folder.file(9))
+        folder.close()
         again = begun(folder.path, keep=1)
         assert again.newest(lambda line: None) is not None
         again.begin()
@@ -299,7 +310,7 @@ class TestFolder:
 
     def test_another_version_is_not_passed_over(self, folder: Folder) -> None:
         folder.add(made(1))
-        rewrite(folder.file(2), made(2), version=2)
+        rewrite(folder.file(2), made(2), version=1)
         with pytest.raises(OtherVersion):
             folder.newest(lambda line: None)
 
@@ -350,6 +361,26 @@ class TestFolder:
         folder.path.rmdir()
         folder.add(made(2))
         assert steps_in(folder) == [2]
+        with pytest.raises(InUse):
+            Folder(folder.path, 2).prepare()
+
+    @pytest.mark.parametrize("act", ["prepare", "begin", "add", "end"])
+    def test_another_run_changes_nothing_while_it_is_held(self, folder: Folder, act: str) -> None:
+        folder.add(made(1))
+        (folder.path / ".writing-step-000000000002.npz-abc").write_bytes(b"half")
+        before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+        other = Folder(folder.path, 1)
+        acts = {
+            "prepare": other.prepare,
+            "begin": other.begin,
+            "add": lambda: other.add(made(2)),
+            "end": lambda: other.end(FINISHED),
+        }
+        with pytest.raises(InUse, match=r"--checkpoint .*: another run is writing there: give .* wait"):
+            acts[act]()
+        assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+        folder.close()
+        acts[act]()
 
     @pytest.mark.parametrize("where", ["file", "file/c", "missing/c", "/proc/c", "/proc/sys"])
     def test_a_place_where_no_folder_can_be(self, tmp_path: Path, where: str) -> None:
@@ -382,6 +413,74 @@ def steps_in(folder: Folder) -> list[int]:
 
 def state(folder: Folder) -> dict[str, Any]:
     return json.loads((folder.path / "state.json").read_text())
+
+
+class TestLock:
+    def test_one_has_it_until_it_is_released(self, tmp_path: Path) -> None:
+        one, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+        assert one.take() and not other.take()
+        assert one.take() and not other.take()
+        one.release()
+        one.release()
+        assert other.take() and not one.take()
+        other.release()
+
+    def test_it_is_taken_anew_where_its_file_has_gone(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        one, other = Lock(path), Lock(path)
+        assert one.take()
+        path.unlink()
+        assert other.take() and not one.take()
+        other.release()
+        assert one.take() and not other.take()
+        one.release()
+
+    def test_no_file_stays_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "lock"
+        one, other = Lock(path), Lock(path)
+        before = len(os.listdir("/proc/self/fd"))
+        assert one.take()
+        path.unlink()
+        assert one.take() and not other.take()
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        one.release()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_a_program_that_is_started_meanwhile_does_not_hold_it(self, tmp_path: Path) -> None:
+        one, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+        assert one.take()
+        with subprocess.Popen(["sleep", "60"], close_fds=False) as program:
+            one.release()
+            try:
+                assert other.take()
+            finally:
+                program.kill()
+        other.release()
+
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+    def test_where_the_file_system_has_none_both_go_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        monkeypatch.setattr(fcntl, "flock", failing(number))
+        for lock in (Lock(tmp_path / "lock"), Lock(tmp_path / "lock")):
+            assert lock.take()
+            lock.release()
+
+    def test_a_disk_that_fails_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
+        with pytest.raises(UserError, match=f"--checkpoint {tmp_path}: cannot be written"):
+            Folder(tmp_path, 1).prepare()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def failing(number: int) -> Callable[..., None]:
+    """A system call that fails so."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
 class TestStory:
@@ -432,7 +531,7 @@ class TestStory:
         assert words in str(caught.value)
 
     def test_other_data_may_not(self) -> None:
-        with pytest.raises(UserError, match="other training data: give the same --data"):
+        with pytest.raises(UserError, match="other training or validation data: give the same --data"):
             made(7).story.require_fits(Options(), self.SCHEDULE, "other")
 
     def test_a_run_that_ends_before_it_may_not(self) -> None:
@@ -475,15 +574,33 @@ class TestStory:
         assert not story.is_of(2, 1, ["one", "other"])
         assert story.chose("exchange") and not story.chose("plan")  # which is data, where nobody asks
 
-    def test_the_digest_is_of_what_is_trained_on(self) -> None:
+    def test_what_trains_all_again_begins_where_it_did(self) -> None:
+        drawn = made(7).story
+        given = replace(drawn, initial="digest")
+        drawn.require_start("")
+        given.require_start("digest")
+        for story, initial in ((drawn, "digest"), (given, ""), (given, "other")):
+            with pytest.raises(UserError, match=r"--resume: the training did not begin .* leave out --check"):
+                story.require_start(initial)
+
+    def test_a_digest_is_of_values_shapes_and_dtypes(self) -> None:
+        array = np.arange(6, dtype=np.float32)
+        arrays = ([array], [array.reshape(2, 3)], [array.astype("f8")], [array, array], [-array])
+        assert len({digest(each) for each in arrays}) == len(arrays)
+        assert digest([array.reshape(2, 3).T]) == digest([array.reshape(2, 3).T.copy()])
+
+    def test_the_digest_is_of_what_is_trained_on_and_of_what_validates(self) -> None:
         images = np.arange(60, dtype=np.uint8).reshape(20, 3)
         labels = np.arange(20, dtype=np.int32) % 4
 
         def of(images: np.ndarray, labels: np.ndarray) -> str:
-            return digest(Dataset("name", images, labels, None, None, (1, 3)), 15)
+            return digest_of_data(Dataset("name", images, labels, None, None, (1, 3)), 12, 15)
 
         first = of(images, labels)
-        behind, other, relabelled = images.copy(), images.copy(), labels.copy()
-        behind[15], other[14], relabelled[14] = 9, 9, 3
-        assert of(behind, labels) == first
-        assert len({first, of(other, labels), of(images, relabelled), of(images.astype("f4"), labels)}) == 4
+        for row in range(20):
+            other, relabelled = images.copy(), labels.copy()
+            other[row] += 1
+            relabelled[row] += 1
+            is_unused = 12 <= row < 15
+            assert (of(other, labels) == first) == (of(images, relabelled) == first) == is_unused, row
+        assert of(images.astype("f4"), labels) != first

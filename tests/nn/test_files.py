@@ -2,10 +2,12 @@
 
 import errno
 import os
+import tracemalloc
 
+import numpy as np
 import pytest
 
-from nn.files import require_writable, write_whole
+from nn.files import require_writable, write_arrays, write_whole
 from pyrt.errors import UserError
 
 
@@ -137,3 +139,40 @@ def test_any_other_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(MemoryError):
         write_whole("--json", tmp_path / "file", write_half(MemoryError()))
     assert contents(tmp_path) == {"file": b"old"}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
+def test_arrays_are_written_as_numpy_does(tmp_path, monkeypatch, chunk):
+    """Bit by bit, whatever their layout, dtype and size; NumPy reads them."""
+    monkeypatch.setattr("nn.files._CHUNK", chunk)
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((5, 3))
+    arrays = {
+        "W1": matrix,
+        "b1": matrix[:, 0],
+        "turned": matrix.T,
+        "every other": matrix.astype("f4")[::2],
+        "swapped": matrix.astype(">f8"),
+        "none": matrix[:0],
+        "run": np.array("a text, \u00fc"),
+    }
+    with open(tmp_path / "ours.npz", "wb") as file:
+        write_arrays(file, arrays)
+    with np.load(tmp_path / "ours.npz", allow_pickle=False) as found:
+        assert found.files == list(arrays)
+        for name, array in arrays.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+            assert found[name].tobytes() == array.tobytes(), name
+    with open(tmp_path / "numpy.npz", "wb") as file:
+        np.savez(file, **{name: np.asarray(array, order="C") for name, array in arrays.items()})
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "numpy.npz").read_bytes()
+
+
+def test_arrays_are_not_copied(tmp_path):
+    array = np.ones(4_000_000, np.float32)
+    tracemalloc.start()
+    with open(tmp_path / "w.npz", "wb") as file:
+        write_arrays(file, {"W1": array})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000

@@ -7,25 +7,31 @@ import errno
 import json
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nn import data, panels, streamed
+from nn import data, panels, parameters, streamed
 from nn import run as pipeline
 from nn.checkpoints import files
+from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
 from nn.console import Console
+from nn.model import Model
+from nn.network import Network
 from nn.options import Options
 from nn.report import Report
 from nn.run import run
-from nn.training import Diverged
+from nn.training import Diverged, Training
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
+from pyrt.phases import Phases
 
 SMALL = Options(
     hidden=(9, 7), epochs=3, batch=10, samples=45, lr=0.5, reg=0.01, momentum=0.5, val_fraction=0.2, seed=3
@@ -336,6 +342,30 @@ def test_a_checkpoint_tells_how_it_came_about(runs: Runs) -> None:
     assert story.options["lr"] == 0.5 and story.plan == {"grid": [1, 1], "layers": ["samples"] * 3}
 
 
+@pytest.mark.parallel([1, 2])
+def test_snapshots_and_the_wait_for_the_disk_are_phases_of_their_own(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = Phases(time.perf_counter())
+    seen: dict[str, list[str]] = {"snapshot": [], "wait": []}
+
+    def noted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any) -> Any:
+            seen[what].append(phases._current.name)
+            return call(*arguments)
+
+        return noting
+
+    monkeypatch.setattr(Model, "whole_parameters", noted("snapshot", Model.whole_parameters))
+    monkeypatch.setattr(Training, "whole_velocity", noted("snapshot", Training.whole_velocity))
+    monkeypatch.setattr(Job, "wait_for_all", noted("wait", Job.wait_for_all))
+    run(dataclasses.replace(runs.options, checkpoint=runs.checkpoints), phases=phases)
+    assert seen["snapshot"] == 6 * ["checkpoint snapshot"]
+    assert seen["wait"].count("wait for checkpoint") == 4  # before each of three, and at the end
+    calls = {phase.name: phase.calls for phase in phases.times()}
+    assert calls["checkpoint snapshot"] == 3 and calls["wait for checkpoint"] == 4
+
+
 # where it cannot go on
 
 
@@ -354,13 +384,43 @@ def test_checkpoints_of_another_run_are_not_overwritten(runs: Runs) -> None:
 
 
 @pytest.mark.parallel([1, 2])
+def test_a_folder_that_another_run_writes_into_is_refused(runs: Runs) -> None:
+    """On all ranks, also where it shall only warn; its files stay as they are, and can be looked at. However
+    a run has ended, the next one may have the folder."""
+    job = join()
+    runs.kept(stop=7)
+    other = Folder(runs.checkpoints, 3)
+    if job.rank == 0:
+        other.prepare()
+    before = {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()}
+    for go_on in (runs.kept, runs.resumed):
+        for errors in ("stop", "warn"):
+            with pytest.raises(UserError, match=r"^--checkpoint .*/c: another run is writing there: "):
+                go_on(checkpoint_errors=errors)
+    assert runs.resumed(memory=True).memory is not None
+    assert {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()} == before
+    job.comm.barrier()
+    other.close()
+    for mistake in ({}, {"resume": True, "lr": 0.25}):
+        with pytest.raises(UserError):
+            runs.kept(**mistake)
+    assert len(runs.resumed().epochs) == 3
+
+
+def test_memory_changes_nothing_where_there_is_no_folder_yet(runs: Runs) -> None:
+    assert runs.kept(memory=True).memory is not None
+    assert not runs.checkpoints.exists()
+
+
+@pytest.mark.parallel([1, 2])
 def test_a_mistake_is_one_line_on_all_ranks(runs: Runs, shared: Path) -> None:
     """And nothing in the folder changes."""
     runs.kept(stop=7)
     for changes, words in (
         ({"lr": 0.25}, "with --lr 0.5, this run is with --lr 0.25"),
         ({"dtype": "float64"}, "--dtype float32"),
-        ({"data": "embedded"}, "other training data"),
+        ({"data": "embedded"}, "other training or validation data"),
+        ({"data": other_validation(shared)}, "other training or validation data"),
         ({"epochs": 1}, "is of step 7, and --epochs 1 end at 5"),
     ):
         with pytest.raises(UserError) as caught:
@@ -376,6 +436,40 @@ def test_a_mistake_is_one_line_on_all_ranks(runs: Runs, shared: Path) -> None:
         join().comm.barrier()
         with pytest.raises(UserError, match="parameters are not those of 12-9-7-3"):
             runs.resumed()
+
+
+def other_validation(shared: Path) -> str:
+    """The digits but for the last one, which validates."""
+    if join().rank == 0:
+        with np.load(shared / "digits.npz") as file:
+            arrays = dict(file)
+        arrays["x_train"][-1] ^= 1
+        np.savez(shared / "other.npz", **arrays)
+    join().comm.barrier()
+    return str(shared / "other.npz")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_check_begins_where_the_training_did(runs: Runs, shared: Path) -> None:
+    """Not at another --init, which matters to nothing else."""
+    network = Network((12, 9, 7, 3), "sigmoid", "softmax")
+    one, other = shared / "one.npz", shared / "two.npz"
+    if join().rank == 0:
+        for seed, path in enumerate((one, other)):
+            parameters.save(path, parameters.initial(network, "float32", seed), {})
+    join().comm.barrier()
+    runs.kept(stop=3, init=one)
+    runs.resumed(stop=7)
+    for init in (None, other):
+        with pytest.raises(UserError, match="--resume: the training did not begin at the parameters"):
+            runs.resumed(init=init, check=True)
+    assert runs.resumed(stop=9, init=other).preempted
+    assert runs.resumed(init=one, check=True).passed
+    runs.clear()
+    runs.kept(stop=7)
+    with pytest.raises(UserError, match="give the same --init, or none if there was none"):
+        runs.resumed(init=one, check=True)
+    assert runs.resumed(check=True).passed
 
 
 @pytest.mark.parametrize("damage", ["cut short", "of another network's code"])
@@ -413,15 +507,15 @@ def test_a_plan_that_is_none_is_a_mistake(runs: Runs) -> None:
 
 def fails(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     """The disk is full in the middle of these checkpoints, counted from 0."""
-    save, count = np.savez, iter(range(10**6))
+    save, count = files.write_arrays, iter(range(10**6))
 
-    def savez(file: Any, **members: Any) -> None:
+    def write_arrays(file: Any, members: Any) -> None:
         if next(count) in calls:
             file.write(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(file, **members)
+        save(file, members)
 
-    monkeypatch.setattr(files, "np", type("np", (), {**vars(np), "savez": staticmethod(savez)}))
+    monkeypatch.setattr(files, "write_arrays", write_arrays)
 
 
 @pytest.mark.parallel([1, 2])

@@ -140,6 +140,16 @@ class TestLayout:
         for (start, stop), end in zip(spans, ends, strict=True):
             assert start < stop <= end < stop + ALIGNMENT // itemsize
 
+    def test_a_flat_buffer_has_a_view_for_each(self, dtype: str) -> None:
+        layout = Layout(SHAPES, dtype)
+        flat = np.arange(layout.size).astype(dtype)
+        views = layout.views(flat)
+        assert {name: view.shape for name, view in views.items()} == SHAPES
+        for name, view in views.items():
+            assert view.ravel().tolist() == list(range(*layout.span(name))) and view.base is not None
+            view += 1
+        assert flat.sum() == np.arange(layout.size).sum() + 65 + 5 + 64 + 1
+
     def test_an_arena_has_a_view_for_each(self, cpu: CpuDriver, dtype: str) -> None:
         arena = Arena(cpu, Layout(SHAPES, dtype))
         for number, (name, shape) in enumerate(SHAPES.items(), 1):
