@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """Mean loss over an epoch's samples while it trained; validation after it; seconds it took.
 
@@ -22,16 +25,6 @@ class Epoch:
     validation_loss: float | None
     seconds: float
 
-    @property
-    def is_numbers(self) -> bool:
-        """Whether that is what it was made of."""
-        of_validation = (self.validation_precision, self.validation_loss)
-        return (
-            type(self.epoch) is int
-            and all(isinstance(value, int | float) for value in (self.loss, self.seconds))
-            and all(value is None or isinstance(value, int | float) for value in of_validation)
-        )
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -42,12 +35,29 @@ class Progress:
     epochs: list[Epoch] = field(default_factory=list)
     loss_sum: float = 0.0
 
+    def table(self) -> np.ndarray:
+        """A row for each epoch, float64: loss, validation precision and loss (NaN for None), seconds.
+
+        A long run has very many of them: text would take ten times the memory.
+        """
+        rows = [(one.loss, one.validation_precision, one.validation_loss, one.seconds) for one in self.epochs]
+        return np.array(rows, np.float64).reshape(-1, 4)
+
     @classmethod
-    def parsed(cls, content: Mapping[str, Any]) -> Progress:
-        """From JSON; ValueError, TypeError, KeyError or OverflowError for what is none."""
-        step, epochs = content["step"], [Epoch(**epoch) for epoch in content["epochs"]]
+    def parsed(cls, content: Mapping[str, Any], table: np.ndarray) -> Progress:
+        """From JSON and the table; ValueError, TypeError, KeyError or OverflowError for what is none."""
+        step = content["step"]
         if type(step) is not int or step < 0:
             raise ValueError("step")
-        if not all(epoch.is_numbers for epoch in epochs):
-            raise TypeError("epochs")
+        if table.dtype != np.float64 or table.shape[1:] != (4,) or not np.isfinite(table[:, ::3]).all():
+            raise ValueError("epochs")
+        rows = enumerate(table.tolist(), 1)
+        epochs = [
+            Epoch(number, loss, _known(precision), _known(of_validation), seconds)
+            for number, (loss, precision, of_validation, seconds) in rows
+        ]
         return cls(step, epochs, float(content["loss_sum"]))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

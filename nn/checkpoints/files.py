@@ -1,4 +1,5 @@
-"""One checkpoint in an .npz: W1, b1, .., velocities as v_W1, v_b1, .., and under ``run`` a JSON text.
+"""One checkpoint in an .npz: W1, b1, .., velocities as v_W1, v_b1, .., what epochs came to under ``epochs``
+(`Progress.table`), and all else under ``run``, a JSON text.
 
 So `--init` and `--evaluate` read it too. A zip's own checksums find what is damaged, and end early what is
 cut short; the text has the SHA-256 of each array beside them, which also finds one that belongs elsewhere.
@@ -10,7 +11,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ VERSION = 2
 """Of what is in a file."""
 
 OPTION = "--checkpoint"
-_VELOCITY = "v_"
+_VELOCITY, _EPOCHS = "v_", "epochs"
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "validation_precision": (float, type(None)),
@@ -47,10 +47,12 @@ class OtherVersion(UserError):
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Beside the path, then renamed; UserError where it cannot be written."""
     velocity = {_VELOCITY + name: array for name, array in checkpoint.velocity.items()}
-    arrays = {**checkpoint.parameters, **velocity}
+    progress = checkpoint.story.progress
+    arrays = {**checkpoint.parameters, **velocity, _EPOCHS: progress.table()}
     content = {
         "version": VERSION,
-        **asdict(checkpoint.story),
+        **vars(checkpoint.story),
+        "progress": {"step": progress.step, "loss_sum": progress.loss_sum},
         "sha256": {name: _sha256(array) for name, array in arrays.items()},
     }
     members = {**arrays, "run": np.array(json.dumps(content))}
@@ -63,6 +65,7 @@ def load(path: Path) -> Checkpoint:
     arrays = npz.arrays(path, lambda name: name != "run")
     if content.get("sha256") != {name: _sha256(array) for name, array in arrays.items()}:
         raise UserError(f"{shown(path)}: its arrays are not those that were saved: it is damaged")
+    del arrays[_EPOCHS]
     parameters = {name: array for name, array in arrays.items() if not name.startswith(_VELOCITY)}
     velocity = {
         name.removeprefix(_VELOCITY): array for name, array in arrays.items() if name.startswith(_VELOCITY)
@@ -85,15 +88,15 @@ def _require_unpacked(path: Path) -> None:
 
 def _story(path: Path) -> tuple[dict[str, Any], Story]:
     _require_unpacked(path)
-    text = npz.arrays(path, lambda name: name == "run").get("run")
+    found = npz.arrays(path, lambda name: name in ("run", _EPOCHS))
     try:
-        content = json.loads(str(text))
+        content = json.loads(str(found["run"]))
         if content["version"] != VERSION:
             raise OtherVersion(
                 f"{shown(path)}: is a checkpoint of version {content['version']!r:.20}, and this code "
                 f"reads {VERSION}: go on with the code that made it, or name another folder"
             )
-        return content, Story(Progress.parsed(content["progress"]), **_values(content))
+        return content, Story(Progress.parsed(content["progress"], found[_EPOCHS]), **_values(content))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f"{shown(path)}: is no checkpoint") from None
 

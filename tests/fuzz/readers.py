@@ -205,17 +205,22 @@ _FLOATS = IMAGES.astype(np.float32) / 255
 _RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
 
 _RUN = Options(hidden=(5,), momentum=0.5, dtype="float64", batch=3)
-_WITH_VELOCITIES = {**_PARAMETERS, **{f"v_{name}": array / 2 for name, array in _PARAMETERS.items()}}
+_PROGRESS = Progress(3, [Epoch(1, 0.5, 0.9, None, 0.1)], 1.5)
+_KEPT = {
+    **_PARAMETERS,
+    **{f"v_{name}": array / 2 for name, array in _PARAMETERS.items()},
+    "epochs": _PROGRESS.table(),
+}
 _STORY = {
     "version": checkpoints.VERSION,
-    "progress": asdict(Progress(3, [Epoch(1, 0.5, 0.9, None, 0.1)], 1.5)),
+    "progress": {"step": _PROGRESS.step, "loss_sum": _PROGRESS.loss_sum},
     "validation_precision": 0.5,
     "options": {name: _RUN.as_json()[name] for name in ("hidden", "activation", "lr", "dtype")},
     "environment": {"ranks": 1, "devices": ["cpu"]},
     "plan": {"grid": [1, 1], "layers": ["samples", "samples"]},
     "data": "digest",
     "initial": "",
-    "sha256": {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in _WITH_VELOCITIES.items()},
+    "sha256": {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in _KEPT.items()},
 }
 
 READERS = (
@@ -250,7 +255,7 @@ READERS = (
         "step-000000000003.npz",
         checkpoints.load,
         require_checkpoint,
-        members=_WITH_VELOCITIES,
+        members=_KEPT,
         deflated=False,
         document=_STORY,
     ),

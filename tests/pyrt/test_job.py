@@ -213,7 +213,12 @@ class TestDeferredStops:
         os.kill(pids[rank], number)
         done = end(job)
         assert done.returncode == 4
-        assert set(exit_codes(tmp_path)) == {4}
+        first, *others = exit_codes(tmp_path)
+        assert first == 4
+        assert set(others) <= {
+            4,
+            143,
+        }  # Open MPI ends others where one's code is not 0
         name = signal.Signals(number).name
         assert (f"jobs.py: {name}: stops as soon as all ranks can" in done.stderr) == (rank == 0)
 
