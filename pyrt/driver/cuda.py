@@ -37,7 +37,7 @@ def find_nvcc() -> str | None:
 _SPLIT, _SPLITS = ["-Xptxas", "-split-compile=0"], (12, 3)
 """Has ptxas assemble the kernels of a file side by side, and the nvcc releases that can: a first start waits
 for the file that takes longest, gemm_wgmma.cu. The kernels are the same byte for byte. nvcc's own
---split-compile, which saves more, makes others: narrow_head grows by 6%, and a step took longer."""
+--split-compile, which saves more, makes others: of narrow_head a thread spills into local memory."""
 
 
 def _nvcc_version() -> str:
