@@ -60,6 +60,11 @@ def style(number: int) -> dict[str, str]:
     }
 
 
+def dots(number: int) -> dict[str, str]:
+    """As the curve of that number, with no line between its points."""
+    return {**style(number), "linestyle": ""}
+
+
 def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:
     """These values, as they are or under these names, on a logarithmic axis."""
     from matplotlib.ticker import NullFormatter

@@ -333,10 +333,10 @@ def _draw_speed_ups(curves: Sequence[pd.DataFrame], device: str, setup: Setup, r
     axes.plot([1, most], [1, most], color="black", linestyle=":", label="ideal")
     line = np.linspace(1, most)
     for number, curve in enumerate(curves):
-        share, style = _share(curve), figures.style(number)
+        share, style = _share(curve), figures.dots(number)
         axes.plot(line, amdahl(line, share), color=style["color"], linestyle="-")
         label = f"{_label(curve)}: serial share {100 * share:.1f} %"
-        axes.plot(curve.ranks, curve.gain, **{**style, "linestyle": ""}, label=label)
+        axes.plot(curve.ranks, curve.gain, **style, label=label)
     caption = (
         f"{_caption(curves)}. Marks are measured; lines are Amdahl's law with the serial share that fits "
         "best: all that more ranks do not shorten, the exchange included."

@@ -1,4 +1,5 @@
-"""experiments/correctness.py: its points, what is compared and with what, and what the section says."""
+"""experiments/correctness.py and correctness_figures.py: its points, what is compared and with what, and what
+the section says."""
 
 import dataclasses
 import json
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import correctness
+from experiments.correctness_figures import growth
 from experiments.study import Section, Setup
 from nn import data, parameters, reference
 from nn.batches import Schedule, split
@@ -163,18 +165,18 @@ def test_weights_of_a_study_before_are_not_taken_and_none_are_left(tmp_path, mon
 
 
 def test_growth_is_between_the_first_and_the_last_difference():
-    assert correctness.growth([9, 18, 90], [1e-12, 5e-8, 4e-9]) == (9, 90, pytest.approx(4000))
-    assert correctness.growth([9, 18], [2e-9, 1e-9]) == (9, 18, pytest.approx(0.5))
+    assert growth([9, 18, 90], [1e-12, 5e-8, 4e-9]) == (9, 90, pytest.approx(4000))
+    assert growth([9, 18], [2e-9, 1e-9]) == (9, 18, pytest.approx(0.5))
 
 
 def test_growth_ends_where_weights_have_nothing_in_common_and_begins_where_they_differ():
-    found = correctness.growth([0, 50, 100, 1000, 2000], [0.0, 1e-5, 1e-4, 0.5, 0.6])
+    found = growth([0, 50, 100, 1000, 2000], [0.0, 1e-5, 1e-4, 0.5, 0.6])
     assert found == (50, 100, pytest.approx(10))
 
 
 def test_one_difference_does_not_grow():
-    assert correctness.growth([0, 100, 200], [0.0, 1e-5, 0.3]) is None
-    assert correctness.growth([], []) is None
+    assert growth([0, 100, 200], [0.0, 1e-5, 0.3]) is None
+    assert growth([], []) is None
 
 
 # the section

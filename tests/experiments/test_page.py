@@ -69,3 +69,13 @@ def test_a_heatmap_writes_the_numbers_that_are_there():
     figures.heatmap(axes, values.rename_axis(index="a", columns="b"), "{:.2f}", "c")
     assert {text.get_text() for text in axes.texts} == {"1.00", "0.25", "2.00"}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("b", "a")
+
+
+def test_dots_are_those_of_the_curve_with_no_line_between_them():
+    _, axes = figures.canvas()
+    for number in (0, 9):
+        (curve,), (dots,) = (
+            axes.plot([1, 2], [3, 4], **look(number)) for look in (figures.style, figures.dots)
+        )
+        assert (dots.get_color(), dots.get_marker()) == (curve.get_color(), curve.get_marker())
+        assert dots.get_linestyle() == "None" != curve.get_linestyle()

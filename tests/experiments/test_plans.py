@@ -1,4 +1,5 @@
-"""experiments/plans.py: which points there are, who wins by rows made by hand, what the CPU measures."""
+"""experiments/plans.py and plans_figures.py: which points there are, who wins by rows made by hand, what the
+CPU measures."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.plans import search_of
-from experiments import plans
+from experiments import plans, plans_figures
 from experiments.plans import COUNTED, DATA, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
 from experiments.study import FAILED, Setup
 from nn.plan import COLUMNS, ROWS, SAMPLES, Plan, probe
@@ -119,24 +120,37 @@ COUNTS = [
 
 
 def test_the_best_is_a_plan_and_compared_with_data():
-    best = plans.best_of(frame(*MAPPED), "predicted_us").set_index(["hidden", "batch"])
+    best = plans_figures.best_of(frame(*MAPPED), "predicted_us").set_index(["hidden", "batch"])
     assert best.family[64, 16] == MODEL and best.gain[64, 16] == 2.5  # not the fork, which is no plan
     assert best.family[64, 32] == MIXED and best.gain[64, 32] == 1.25
     assert best.family[64, 64] == DATA and best.gain[64, 64] == 1
-    alone = plans.best_of(frame(row(8, 8, MODEL, 7.0)), "predicted_us")
+    alone = plans_figures.best_of(frame(row(8, 8, MODEL, 7.0)), "predicted_us")
     assert alone.gain.isna().all()  # there is no room for data
 
 
 def test_borders_are_the_largest_batches_at_which_data_loses():
-    text = plans.borders(plans.best_of(frame(*MAPPED), "predicted_us"))
+    text = plans_figures.borders(plans_figures.best_of(frame(*MAPPED), "predicted_us"))
     assert text == ("at no batch at H 32; up to batch 32 at H 64; up to the largest batch here, 64, at H 128")
 
 
 def test_predictions_are_judged_by_what_was_fastest():
-    cases = plans.judged(frame(*RUN)).set_index(["hidden", "batch"])
+    cases = plans_figures.judged(frame(*RUN)).set_index(["hidden", "batch"])
     assert cases.more.to_dict() == pytest.approx({(64, 16): 0, (64, 64): 200 / 110 - 1, (32, 32): 1 / 60})
     assert cases.plan[64, 64] == "data" and cases.fastest[64, 64] == "model, 1 x 2"
     assert cases.fastest_gain[64, 16] == 2.5
+
+
+def test_sorts_of_plans_are_compared_with_data_where_it_fits():
+    rows = frame(*MAPPED, row(64, 128, MODEL, 7.0))
+    found = plans_figures.relative(rows[rows.hidden == 64], MODEL, "predicted_us")
+    assert found.to_dict() == pytest.approx({16: 0.4, 32: 0.9, 64: 1.1})  # 128: there is no room for data
+
+
+@pytest.mark.parametrize(("timed", "hidden"), [([], 64), (RUN[4:], 32), ([row(9, 9, DATA, 1.0, 1.0)], 64)])
+def test_the_crossover_is_of_a_width_whose_best_plan_changes_and_that_was_measured(timed, hidden):
+    """Of 64 three sorts are best, of 128 two, of 32 one; 9 is not on the map."""
+    best = plans_figures.best_of(frame(*MAPPED), "predicted_us")
+    assert plans_figures._most_changing(best, frame(*timed)) == hidden
 
 
 def test_the_section_says_what_the_rows_say(tmp_path):
@@ -160,6 +174,15 @@ def test_the_section_says_what_the_rows_say(tmp_path):
     assert list(table.rows["predicted / measured"]) == ["0.82 to 1.00", "0.80 to 0.80", "0.50 to 1.00"]
 
 
+def test_steps_measured_here_are_not_drawn_into_the_map_of_another_machine(tmp_path):
+    mapped = frame(*MAPPED).assign(rates="h200")
+    alone = plans.section(mapped, setup(tmp_path, 2)).figures
+    drawn = [(tmp_path / figure.file).read_bytes() for figure in alone]
+    both = plans.section(pd.concat([mapped, frame(*RUN)], ignore_index=True), setup(tmp_path, 2)).figures
+    assert [figure.file for figure in both] == ["map_h200.png", "crossover.png", "times.png"]
+    assert both[:2] == alone and drawn == [(tmp_path / figure.file).read_bytes() for figure in alone]
+
+
 def test_any_kind_of_rows_may_be_missing(tmp_path):
     there = setup(tmp_path, 2)
     assert plans.section(frame(), there).findings == []
@@ -174,8 +197,8 @@ def test_a_map_has_what_the_search_finds(tmp_path, monkeypatch):
     monkeypatch.setitem(plans.GRIDS, "tiny", plans.Grid((256, 2048), (256,)))
     point = {"kind": MAP, "rates": "h200", "planned": 4, "grid": "tiny", "ranks": 1, "device": "cpu"}
     rows = frame(*({**point, **row} for row in plans.measure(point, join().alone(), tmp_path)))
-    best = plans.best_of(rows, "predicted_us").set_index(["hidden", "batch"])
-    search = search_of(plans._case(2048, 256), 4, plans._file("h200"))
+    best = plans_figures.best_of(rows, "predicted_us").set_index(["hidden", "batch"])
+    search = search_of(plans._case(2048, 256), 4, plans._rates_of("h200"))
     cost = search.cost(search.best())
     assert cost is not None and best.predicted_us[2048, 256] == cost.seconds * 1e6
     assert best.sent[2048, 256] == cost.sent and best.plan[256, 256] == "data"
