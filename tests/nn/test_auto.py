@@ -17,7 +17,9 @@ from nn.options import Options
 from nn.plan import Plan, files, probe
 from nn.plan.cost import kind
 from nn.plan.paper import Device, Task, on_paper
-from nn.plan.probe import EXTENTS, Extent, Lender, Setting, measured
+from nn.plan.probe import Setting, measured
+from nn.plan.probe.lender import Lender
+from nn.plan.probe.setting import EXTENTS, Extent
 from nn.plan.rates import KINDS, LAYOUTS
 from nn.plan.search import Search
 from nn.run import run
