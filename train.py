@@ -1,6 +1,6 @@
 """Train a fully connected network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
 
-The story of a run: start the job, read the options, run the pipeline (nn/run.py), say what came out.
+The story of a run: start the job, read the options, train (nn/run.py), say what came out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def main(job: Job) -> int:
             options = parse(sys.argv[1:])
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
-            from nn import run as pipeline
             from nn.console import Console
+            from nn.run import run as train
         console = Console(speaking=job.rank == 0)
-        report = pipeline.run(options, job, phases, console)
+        report = train(options, job, phases, console)
         with job.together():
             if job.rank == 0:
                 if not options.memory:

@@ -1,7 +1,8 @@
 """nn: fully connected networks trained over pyrt.
 
 ============== =====================================================================
-``run``        the whole pipeline in process: ``run(options) -> report``
+``run``        a whole run in process: ``run(options) -> report``
+``pipeline``   what it does once it is set up: train, evaluate, check, save
 ``options``    what a run is told
 ``data``       data sets: embedded digits, MNIST, IDX files, npz files
 ``network``    layer sizes, activation and head

@@ -70,7 +70,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--share-gpus", action="store_true", help="to measure, as for train.py")
     add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
     add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
-    return parser.parse_args(arguments)
+    wanted = parser.parse_args(arguments)
+    if wanted.save and wanted.save_rates and wanted.save.resolve() == wanted.save_rates.resolve():
+        raise UserError("--save, --save-rates: name a file of its own for each")
+    return wanted
 
 
 def _count(text: str) -> int:

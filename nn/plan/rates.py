@@ -1,4 +1,4 @@
-"""What a machine does a second: measured by nn/plan/probe.py, or written by hand for a machine one has not.
+"""What a machine does a second: measured by nn/plan/probe, or written by hand for a machine one has not.
 
 A file of rates is JSON with the fields of `Rates`. docs/plans.md has their formulas.
 """

@@ -13,7 +13,7 @@ from experiments import plans, plans_figures
 from experiments.plans import COUNTED, DATA, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
 from experiments.study import FAILED, Setup
 from nn.plan import COLUMNS, ROWS, SAMPLES, Plan, probe
-from nn.plan.probe import Extent
+from nn.plan.probe.setting import EXTENTS, Extent
 from pyrt.job import Job, join
 
 pd = pytest.importorskip("pandas")
@@ -210,7 +210,7 @@ def test_plans_are_run_and_their_bytes_counted(tmp_path: Path, monkeypatch: pyte
     job: Job = join()
     folder = Path(job.comm.bcast(str(tmp_path)))
     monkeypatch.setattr(probe, "cache_folder", lambda name: folder / name)
-    monkeypatch.setitem(probe.EXTENTS, "cpu", Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16)))
+    monkeypatch.setitem(EXTENTS, "cpu", Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16)))
     sizes = {"ranks": 2, "planned": 2, "device": "cpu", "hidden": 16, "batch": 20}
     timed = plans.measure({"kind": TIMED, "rates": HERE, **sizes}, job, folder)
     assert [row["family"] for row in timed][:2] == [DATA, MODEL]

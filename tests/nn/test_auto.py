@@ -17,8 +17,10 @@ from nn.options import Options
 from nn.plan import Plan, files, probe
 from nn.plan.cost import kind
 from nn.plan.paper import Device, Task, on_paper
-from nn.plan.probe import EXTENTS, Extent, Lender, Setting, measured
-from nn.plan.rates import KINDS, LAYOUTS
+from nn.plan.probe import Setting, measured
+from nn.plan.probe.lender import Lender
+from nn.plan.probe.setting import EXTENTS, Extent
+from nn.plan.rates import KINDS, LAYOUTS, load
 from nn.plan.search import Search
 from nn.run import run
 from pyrt.devices import open_device
@@ -180,6 +182,26 @@ def test_mistakes_are_one_line(words: list[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_plan_and_the_rates_cannot_go_into_one_file(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "link.json").symlink_to("both.json")
+    for other in ("both.json", "link.json"):  # one name, and two of one file
+        paths = ("--save", tmp_path / "both.json", "--save-rates", tmp_path / other)
+        done = command("--ranks", 2, "--rates", MACHINE, *paths, ranks=ranks)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = (line for line in done.stderr.splitlines() if "error: " in line)
+        assert "--save, --save-rates: name a file of its own for each" in line
+        assert not (tmp_path / "both.json").exists()
+
+
+def test_the_plan_and_the_rates_are_saved_side_by_side(tmp_path: Path) -> None:
+    paths = ("--save", tmp_path / "plan.json", "--save-rates", tmp_path / "rates.json")
+    done = command("--ranks", 2, "--rates", MACHINE, *paths)
+    assert done.returncode == 0, done.stderr
+    assert files.load(tmp_path / "plan.json").ranks == 2
+    assert load(tmp_path / "rates.json") == load(Path(MACHINE))
 
 
 def test_a_job_of_one_rank_cannot_measure_links(tmp_path: Path) -> None:

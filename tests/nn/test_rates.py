@@ -1,4 +1,4 @@
-"""nn/plan/rates.py and what of nn/plan/probe.py needs no machine: files, interpolation, fits."""
+"""nn/plan/rates.py, and of nn/plan/probe/links.py what needs no machine: files, interpolation, fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from nn.network import Network
 from nn.plan import rates as rates_module
 from nn.plan.paper import Task
-from nn.plan.probe import fit
+from nn.plan.probe.links import fit
 from nn.plan.rates import KINDS, LAYOUTS, Link, Products, load
 from nn.plan.search import Search
 from nn.plan.table import table

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nn import data, panels, parameters, streamed
-from nn import run as pipeline
+from nn import run as run_module
 from nn.checkpoints import files
 from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
@@ -198,9 +198,9 @@ def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.
     """The plan, which is not searched for again on as many ranks; the exchange. Where they were not chosen
     they are not kept."""
     asked = []
-    choose = pipeline.choose
+    choose = run_module.choose
     monkeypatch.setattr(
-        pipeline, "choose", lambda name, *arguments: (asked.append(name), choose(name, *arguments))[1]
+        run_module, "choose", lambda name, *arguments: (asked.append(name), choose(name, *arguments))[1]
     )
     first = runs.kept(stop=7, plan="auto")
     chosen = first.environment["plan"], first.environment["exchange"]
@@ -208,7 +208,7 @@ def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.
     def never(*setting: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(pipeline, "fastest_plan", never)
+    monkeypatch.setattr(run_module, "fastest_plan", never)
     again = runs.resumed(stop=9, plan="auto")
     assert asked == ["auto", chosen[1]]
     assert again.environment["plan"].split("(")[0] == chosen[0].split("(")[0]
@@ -499,7 +499,7 @@ def test_a_plan_that_is_none_is_a_mistake(runs: Runs) -> None:
         past = Past(join(), None, dataclasses.replace(checkpoint, story=story))
         with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="plan"):
             patch.setattr(Past, "_chose_here", lambda *_: True)
-            past.plan(pipeline._network(runs.options, data.load(runs.options.data)), None)
+            past.plan(run_module._network(runs.options, data.load(runs.options.data)), None)
 
 
 # what goes wrong meanwhile
@@ -569,7 +569,7 @@ def test_it_is_finished_once_all_is_done(runs: Runs, monkeypatch: pytest.MonkeyP
 
     for go_on in (runs.kept, runs.resumed):
         with monkeypatch.context() as patch:
-            patch.setattr(pipeline.parameters, "save", refuse)
+            patch.setattr("nn.pipeline.parameters.save", refuse)
             with pytest.raises(UserError, match="no"):
                 go_on()
         assert (runs.state["state"], runs.state["step"]) == ("running", 15)

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from nn import data, panels, parameters, reference
-from nn import run as pipeline
+from nn import run as run_module
 from nn.console import Console
 from nn.gemm_versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, runs_gemm
 from nn.network import Network
@@ -275,9 +275,9 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
 
 
 def test_the_data_are_read_while_the_device_starts(monkeypatch):
-    reads, load, open_device = threading.Event(), data.load, pipeline.open_device
+    reads, load, open_device = threading.Event(), data.load, run_module.open_device
     monkeypatch.setattr(data, "load", lambda source: reads.set() or load(source))
-    monkeypatch.setattr(pipeline, "open_device", lambda *how: reads.wait(60) and open_device(*how))
+    monkeypatch.setattr(run_module, "open_device", lambda *how: reads.wait(60) and open_device(*how))
     assert run(using(epochs=0)).environment["device"] == "cpu"
 
 

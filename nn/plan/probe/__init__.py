@@ -1,0 +1,125 @@
+"""What this machine does a second, measured in some seconds by this job, and kept in the cache.
+
+============ ========================================================================================
+``setting``  what is measured, and how large it is on each kind of device
+``passes``   operations that are no products
+``products`` matrix products
+``links``    what moves between ranks, the exchange of gradients among it
+``clock``    how long a piece of work takes
+``lender``   memory for all that
+============ ========================================================================================
+
+Operations and products run as a step runs them; what moves goes by the very links and exchange that training
+takes, in groups of all sizes that a plan may have here, all of them at work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from nn.launches import Kernels
+from nn.plan.paper import Device, kernels_on
+from nn.plan.probe.links import Links
+from nn.plan.probe.passes import pass_rates
+from nn.plan.probe.products import product_times
+from nn.plan.probe.setting import EXTENTS, Setting
+from nn.plan.rates import MALFORMED, Rates, parsed
+from nn.required import required
+from pyrt.cache import cache_folder
+
+VERSION = 1
+"""Of what is measured, and of the file: rates that an older one has left are measured again."""
+
+
+def measured(setting: Setting) -> Rates:
+    """Of this job's machine, from the cache or new. Collective: the same on every rank."""
+    key = _key(setting)
+    file = cache_folder("rates") / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    kept = setting.job.comm.bcast(_read(file) if setting.job.rank == 0 else None)
+    if kept is not None:
+        return kept
+    rates = probe(setting)
+    if setting.job.rank == 0:
+        with suppress(OSError):  # a cache that cannot be written: they are measured again next time
+            _write(file, key, rates)
+    return rates
+
+
+def _key(setting: Setting) -> dict[str, object]:
+    """What rates are for. Collective."""
+    job, task = setting.job, setting.task
+    return {
+        "version": VERSION,
+        "devices": sorted(job.comm.allgather(f"{setting.driver.name}: {setting.driver.device_name}")),
+        "ranks a node": sorted(job.comm.allgather(setting.way.node.size)),
+        "cores": job.comm.bcast(job.cores),
+        "exchange": setting.way.name,
+        "mpi": job.library,
+        "numbers": [task.dtype, task.gemm, task.math],
+    }
+
+
+def _read(file: Path) -> Rates | None:
+    try:
+        return parsed(json.loads(file.read_text())["rates"])
+    except (OSError, *MALFORMED):  # not there, or not ours
+        return None
+
+
+def _write(file: Path, key: Mapping[str, object], rates: Rates) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps({"key": key, "rates": asdict(rates)}, indent=1))
+    unfinished.rename(file)
+
+
+def probe(setting: Setting) -> Rates:
+    """Measure all. Collective: the same on every rank."""
+    extent, driver = EXTENTS[setting.driver.name], setting.driver
+    kernels = _kernels(setting)
+    (least, passes), products = pass_rates(setting, extent), product_times(setting, extent)
+    links = Links(setting, extent, kernels)
+    node = links.fitted(size for size in _divisors(setting.way.node.size) if size > 1)
+    network = links.across()
+    return Rates(
+        f"measured by {setting.job.size} rank(s), {setting.job.library}",
+        Device.of(driver),
+        least * 1e6,
+        passes.get("step", max(passes.values(), default=1.0)),
+        passes,
+        products,
+        exchange=setting.way.name,
+        ranks_per_node=setting.way.node.size,
+        node=node,
+        network=network,
+        memory_gb=driver.free_memory() * 1e-9 if driver.name == "cuda" else 0.0,
+        dtype=setting.task.dtype,
+        gemm=kernels.gemm_version if kernels is not None else "auto",
+        math=setting.task.math,
+    )
+
+
+def _kernels(setting: Setting) -> Kernels | None:
+    """Compiled by one rank a node; None where NumPy computes. Collective."""
+    job, way = setting.job, setting.way
+    with job.together():
+        kernels = kernels_on(setting.driver, setting.task)
+        if kernels is not None and job.node.rank == 0:
+            what = kernels, "sigmoid", "softmax", 10, np.uint8, True
+            links = [(size, moves) for size in _divisors(way.node.size) for moves in ("host", "peer")]
+            wanted = [required(*what, way.name, size, moves, size) for size, moves in links]
+            kernels.library.compile([file for files in wanted for file in files])
+    return kernels
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
