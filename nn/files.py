@@ -41,7 +41,7 @@ def require_writable(option: str, path: Path) -> None:
 
 def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write through a temporary file beside ``path`` and rename it: readers see all of it or the old one."""
-    path = path.resolve()  # through a symbolic link, not in its place
+    path = Path(os.path.realpath(path))  # through a symbolic link, not in its place
     with writing(option, path):
         prefix = f"{BEGUN}{path.name}"[:40]
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)

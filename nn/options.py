@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ class Options:
         files = [
             path for path in (self.save, self.json, self.predictions, self.save_plan) if path is not None
         ]
-        if len({path.resolve() for path in files}) < len(files):
+        if len(set(map(os.path.realpath, files))) < len(files):
             raise UserError("--save, --json, --predictions, --save-plan: name a file of its own for each")
         if self.grid is not None and self.plan != "model":
             raise UserError("--grid: goes with --plan model")

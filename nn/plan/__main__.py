@@ -71,7 +71,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
     add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
     wanted = parser.parse_args(arguments)
-    if wanted.save and wanted.save_rates and wanted.save.resolve() == wanted.save_rates.resolve():
+    saved = [os.path.realpath(path) for path in (wanted.save, wanted.save_rates) if path]
+    if len(set(saved)) < len(saved):
         raise UserError("--save, --save-rates: name a file of its own for each")
     return wanted
 

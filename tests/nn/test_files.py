@@ -104,6 +104,14 @@ def test_a_pipe_and_a_device_are_not_replaced_by_a_file(tmp_path, refused):
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "device").is_char_device()
 
 
+def test_a_link_that_leads_to_itself_is_replaced(tmp_path):
+    path = tmp_path / "link"
+    path.symlink_to(path)
+    require_writable("--save", path)
+    write_whole("--save", path, lambda file: file.write(b"new"))
+    assert contents(tmp_path) == {"link": b"new"}
+
+
 def test_the_file_is_replaced_with_the_permissions_of_new_files(tmp_path):
     (tmp_path / "file").write_bytes(b"something longer")
     mask = os.umask(0o027)
