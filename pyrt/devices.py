@@ -11,6 +11,7 @@ from pyrt.cache import KernelFolder, kernel_folder, use_kernel_folder
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver, compile
+from pyrt.driver.nvcc import find_nvcc
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job
 
@@ -123,7 +124,7 @@ def usable_gpus() -> tuple[list[str], str]:
         return [], none_seen(os.environ.get(VISIBLE), str(error))
     if not gpus:
         return [], none_seen(os.environ.get(VISIBLE), "there is none")
-    if cuda.find_nvcc() is None:
+    if find_nvcc() is None:
         return [], "nvcc is neither on PATH nor in /usr/local/cuda/bin"
     return gpus, ""
 

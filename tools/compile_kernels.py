@@ -13,16 +13,19 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
+from pyrt.driver.nvcc import options
 from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_constants
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
+"""Beside those with which kernels run."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,18 @@ class Compiled:
     errors: str  # nvcc's words, empty where all is well
 
 
+@cache
+def nvcc_version() -> str:
+    return subprocess.check_output(["nvcc", "--version"], text=True)
+
+
 def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Compiled:
     source = with_constants(flatten(file, [KERNELS]), constants)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file.name
         path.write_text(source)
-        command = ["nvcc", *FLAGS, f"-arch={architecture}", "-o", f"{path}.cubin", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        flags = *options(nvcc_version()), *FLAGS, f"-arch={architecture}"
+        done = subprocess.run(["nvcc", *flags, "-o", f"{path}.cubin", path], capture_output=True, text=True)
     output = done.stdout + done.stderr
     losses = re.findall(r"^.*Potential Performance Loss.*$", output, re.MULTILINE)
     return Compiled(

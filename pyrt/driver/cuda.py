@@ -10,8 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,35 +21,18 @@ import pycuda.driver as cuda
 from cuda.bindings import driver as bindings
 
 from pyrt.cache import is_kept, new_folder
-from pyrt.driver import TENSOR_MAP_BYTES, Shape3
+from pyrt.driver import TENSOR_MAP_BYTES, Shape3, nvcc
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
 from pyrt.ledger import Ledger
 
 
-def find_nvcc() -> str | None:
-    """CUDA's compiler: on PATH, or where the toolkit installs it without being on PATH."""
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-
-
-_SPLIT, _SPLITS = ["-Xptxas", "-split-compile=0"], (12, 3)
-"""Has ptxas assemble the kernels of a file side by side, and the nvcc releases that can: a first start waits
-for the file that takes longest, gemm_wgmma.cu. The kernels are the same byte for byte. nvcc's own
---split-compile, which saves more, makes others: of narrow_head a thread spills into local memory."""
-
-
 def _nvcc_version() -> str:
     """In nvcc's own words. Raises UserError."""
     try:
-        return str(pycuda.compiler.get_nvcc_version(find_nvcc()))
+        return str(pycuda.compiler.get_nvcc_version(nvcc.find_nvcc()))
     except OSError as error:
         raise UserError(f"nvcc does not run: {error}") from None
-
-
-def _nvcc_release(version: str) -> tuple[int, int]:
-    """Of nvcc's words; the first where they do not say."""
-    found = re.search(r"release (\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def visible_gpus() -> list[str]:
@@ -347,10 +328,10 @@ class CudaDriver:
 
     def _compile_options(self) -> dict[str, Any]:
         return {
-            "nvcc": find_nvcc(),
+            "nvcc": nvcc.find_nvcc(),
             "arch": self.architecture,
             "no_extern_c": True,
-            "options": ["-O3", *_SPLIT] if _nvcc_release(_nvcc_version()) >= _SPLITS else ["-O3"],
+            "options": nvcc.options(_nvcc_version()),
         }
 
     def function(self, module: Any, name: str) -> Any:

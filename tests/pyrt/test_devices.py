@@ -164,9 +164,8 @@ class TestUsableGpus:
     @pytest.fixture
     def found(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         """What stands for that module: one GPU, and a compiler."""
-        module = SimpleNamespace(
-            visible_gpus=lambda: ["gpu-a"], find_nvcc=lambda: "nvcc", cuda=SimpleNamespace(Error=RuntimeError)
-        )
+        module = SimpleNamespace(visible_gpus=lambda: ["gpu-a"], cuda=SimpleNamespace(Error=RuntimeError))
+        monkeypatch.setattr(devices, "find_nvcc", lambda: "nvcc")
         monkeypatch.setitem(sys.modules, "pyrt.driver.cuda", module)
         monkeypatch.setattr("pyrt.driver.cuda", module, raising=False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -175,8 +174,9 @@ class TestUsableGpus:
     def test_a_gpu_and_a_compiler(self, found: SimpleNamespace) -> None:
         assert devices.usable_gpus() == (["gpu-a"], "")
 
-    def test_no_compiler(self, found: SimpleNamespace) -> None:
-        found.find_nvcc = lambda: None
+    @pytest.mark.usefixtures("found")
+    def test_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "find_nvcc", lambda: None)
         assert devices.usable_gpus() == ([], "nvcc is neither on PATH nor in /usr/local/cuda/bin")
 
     def test_no_gpu(self, found: SimpleNamespace) -> None:
