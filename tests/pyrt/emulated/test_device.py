@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -339,6 +341,22 @@ class TestCompile:
         monkeypatch.setenv("CXX", "nothing++")
         with pytest.raises(UserError, match=r"\$CXX names nothing\+\+, which is not there"):
             find()
+
+    def test_ctrl_c_is_for_the_ranks_alone(self, tmp_path: Path) -> None:
+        """A terminal sends it to all of a group; what a rank then does is for the rank to say."""
+        compiling = f"""if True:
+            import signal
+            from pyrt.driver.emulated import compile
+            signal.signal(signal.SIGINT, lambda *_: None)
+            compile._run(["sh", "-c", "touch {tmp_path}/begun; sleep 0.5; touch {tmp_path}/done"], "fails")
+        """
+        rank = subprocess.Popen([sys.executable, "-c", compiling], env=environment(), start_new_session=True)
+        deadline = time.monotonic() + TIMEOUT
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(rank.pid, signal.SIGINT)
+        assert rank.wait(TIMEOUT) == 0
+        assert (tmp_path / "done").exists()
 
     def test_checked_and_plain_kernels_are_kept_apart(self, tmp_path: Path) -> None:
         source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
