@@ -47,8 +47,11 @@ class Worker:
 
     def wait(self) -> None:
         error = self._ended.get()
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback has this frame: together they would outlive who catches it
 
     def close(self) -> None:
         self._work.put(None)
@@ -63,6 +66,7 @@ class Worker:
                 ended = error
             del work  # it may have much memory, and the next may be long in coming
             self._ended.put(ended)
+            del ended  # its traceback has what the work had
 
 
 class Early(Generic[T]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 
 from pyrt.cache import KernelFolder, kernel_folder, use_kernel_folder
 from pyrt.driver import Driver
@@ -19,6 +19,10 @@ CHOICES = ("auto", "cuda", "emulated", "cpu")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that says which GPUs a process sees, and in which order."""
+
+_looking = Lock()
+"""Held by the thread that looks for GPUs: while an import fails in one, another would be told of a half-made
+module, and not of the package that is missing."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ def wake(choice: str) -> None:
 
 def usable_gpus() -> tuple[list[str], str]:
     """UUIDs of the GPUs this process sees, or the reason why there are none."""
+    with _looking:
+        return _look_for_gpus()
+
+
+def _look_for_gpus() -> tuple[list[str], str]:
     try:
         from pyrt.driver import cuda
     except ImportError as error:

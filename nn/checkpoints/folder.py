@@ -145,6 +145,12 @@ class Folder:
             except UserError:
                 continue
 
+    def _forget_removed(self) -> None:
+        """Checkpoints that somebody else has removed, to make room perhaps, are none any more."""
+        with writing(OPTION, self.path):
+            there = {step: one for step, one in self._precisions.items() if self.file(step).exists()}
+        self._precisions = there
+
     @property
     def _best(self) -> int | None:
         """The step of the highest validation precision, the first of several; None where none has one."""
@@ -152,6 +158,7 @@ class Folder:
         return max(known, key=lambda step: known[step]) if known else None
 
     def _write_state(self, state: str) -> None:
+        self._forget_removed()
         newest, best = max(self._precisions, default=None), self._best
         content = {
             "state": state,

@@ -1,7 +1,10 @@
 """nn/ahead.py: work is done in order beside the caller, and its errors come out where it is waited for."""
 
+import gc
 import threading
+import time
 import weakref
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -56,17 +59,26 @@ def test_a_function_is_called_early():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_worker_keeps_nothing_of_work_that_is_done(fails):
-    """It may hold a whole checkpoint."""
+    """It may hold a whole checkpoint; nor does an error, whose traceback leads to it, once it is caught."""
+
+    def reshape(array):
+        array.reshape(2 if fails else 3)
+
+    gc.disable()
     worker, array = Worker(), np.ones(3)
-    worker.start(partial(array.reshape, 2 if fails else 3))
+    worker.start(partial(reshape, array))
     held, array = weakref.ref(array), None
-    if fails:
-        with pytest.raises(ValueError, match="cannot reshape"):
+    try:
+        with suppress(ValueError):
             worker.wait()
-    else:
-        worker.wait()
-    assert held() is None
-    worker.close()
+        # The thread lets go of an error only behind the one who was told of it.
+        deadline = time.monotonic() + 5
+        while held() is not None and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        assert held() is None
+    finally:
+        gc.enable()
+        worker.close()
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 3, 6])

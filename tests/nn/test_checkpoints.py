@@ -370,6 +370,18 @@ class TestFolder:
         with pytest.raises(InUse):
             Folder(folder.path, 2).prepare()
 
+    def test_what_somebody_has_removed_is_promised_to_no_script(self, folder: Folder) -> None:
+        for step, precision in ((1, 0.9), (2, 0.1), (3, 0.3)):
+            folder.add(made(step, precision))
+        folder.file(1).unlink()
+        folder.add(made(4, 0.2))
+        assert state(folder)["best"] == folder.file(3).name
+        assert steps_in(folder) == [3, 4]
+        for step in (3, 4):
+            folder.file(step).unlink()
+        folder.end(FINISHED)
+        assert state(folder)["checkpoint"] is state(folder)["best"] is None
+
     @pytest.mark.parametrize("act", ["prepare", "begin", "add", "end"])
     def test_another_run_changes_nothing_while_it_is_held(self, folder: Folder, act: str) -> None:
         folder.add(made(1))

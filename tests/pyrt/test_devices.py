@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -69,6 +71,26 @@ def test_gpus_are_woken_beside_the_caller_where_they_may_be_needed(monkeypatch: 
     for thread in woken:
         thread.join()
     assert len(woken) == len(looks) == len({"auto", "cuda"})
+
+
+class Absent:
+    """Finds that pycuda is not installed, but not at once."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pycuda":
+            time.sleep(0.05)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_threads_that_look_for_gpus_at_once_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    for name in [name for name in sys.modules if name.split(".")[0] == "pycuda"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "pyrt.driver.cuda", raising=False)
+    monkeypatch.delattr("pyrt.driver.cuda", raising=False)
+    with ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(devices.usable_gpus) for _ in range(40)]
+    assert {look.result()[1] for look in looks} == {"no GPU packages (pycuda, cuda-bindings) are installed"}
 
 
 class OtherRank:

@@ -149,7 +149,8 @@ def _compile(files: list[Path], compiling: list[str], linking: list[str], folder
 def _run(command: list[str], failure: str) -> str:
     """What the compiler prints. Raises UserError with its words: that it is a ``failure``."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        # Ctrl-C is for the ranks alone: they may finish what they began, or end by themselves.
+        done = subprocess.run(command, capture_output=True, text=True, process_group=0)
     except OSError as error:
         raise UserError(f"{command[0]} does not run ({error.strerror}): name another one in $CXX") from None
     if done.returncode < 0:

@@ -296,6 +296,16 @@ struct Worker {
 static std::mutex workers_mutex;
 static std::vector<Worker *> &idle_workers = *new std::vector<Worker *>;
 
+// A process that is forked has none of them: who called one would wait for ever.
+static void before_fork() { workers_mutex.lock(); }
+static void after_fork() { workers_mutex.unlock(); }
+static void after_fork_in_child()
+{
+    idle_workers.clear();
+    workers_mutex.unlock();
+}
+[[maybe_unused]] static const int forks = pthread_atfork(before_fork, after_fork, after_fork_in_child);
+
 enum class Progress { ended, made, polls };
 
 // Runs every thread that can run, once.

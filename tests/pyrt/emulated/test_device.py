@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
@@ -14,6 +18,7 @@ from pyrt.driver.emulated import DeviceError, EmulatedDriver, compile
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, all_constants, flatten, with_constants
 from pyrt.memory import DeviceArray, pinned
+from tests.mpi import TIMEOUT, environment
 from tests.pyrt.emulated.conftest import Bench
 
 WAITS = {
@@ -188,6 +193,43 @@ def test_workers_outlive_a_launch(plain: Bench) -> None:
     assert all(first <= workers() for _ in range(20))
 
 
+FORKED = """
+import os, signal, sys
+from pathlib import Path
+
+import numpy as np
+
+from pyrt.driver.emulated import EmulatedDriver
+from pyrt.kernels import KernelLibrary
+from pyrt.memory import DeviceArray
+
+folder = Path(sys.argv[1])
+(folder / "test.cu").write_text('extern "C" __global__ void test(int *x) { x[blockIdx.x] += 1; }')
+
+
+def run():
+    driver = EmulatedDriver()
+    x = DeviceArray.from_host(driver, np.zeros(64, np.int32))
+    kernel = KernelLibrary(driver, [folder], str(folder / "cache")).kernel("test", "test")
+    kernel.bind((64,), (1,), x)(driver.create_stream())
+    assert np.all(x.to_host() == 1)
+    driver.close()
+
+
+run()
+child = os.fork()
+signal.alarm(40)  # who waits for ever ends
+run()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_has_workers_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    subprocess.run(command, env=environment(), timeout=TIMEOUT, check=True)
+
+
 LATE = """
 extern "C" __global__ void test(float *x)
 {
@@ -299,6 +341,22 @@ class TestCompile:
         monkeypatch.setenv("CXX", "nothing++")
         with pytest.raises(UserError, match=r"\$CXX names nothing\+\+, which is not there"):
             find()
+
+    def test_ctrl_c_is_for_the_ranks_alone(self, tmp_path: Path) -> None:
+        """A terminal sends it to all of a group; what a rank then does is for the rank to say."""
+        compiling = f"""if True:
+            import signal
+            from pyrt.driver.emulated import compile
+            signal.signal(signal.SIGINT, lambda *_: None)
+            compile._run(["sh", "-c", "touch {tmp_path}/begun; sleep 0.5; touch {tmp_path}/done"], "fails")
+        """
+        rank = subprocess.Popen([sys.executable, "-c", compiling], env=environment(), start_new_session=True)
+        deadline = time.monotonic() + TIMEOUT
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(rank.pid, signal.SIGINT)
+        assert rank.wait(TIMEOUT) == 0
+        assert (tmp_path / "done").exists()
 
     def test_checked_and_plain_kernels_are_kept_apart(self, tmp_path: Path) -> None:
         source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
