@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import figures
 from experiments.correctness import BASE, CHAOTIC, DTYPES, GRADED, SMALL_DEVIATION
-from experiments.study import Figure, Section, Setup, Table
+from experiments.study import Figure, Section, Setup, Table, amount
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,10 +74,6 @@ def _by_dtype(rows: pd.DataFrame, said: Callable[[pd.Series], str]) -> list[str]
 def _times(factor: float) -> str:
     """A factor with two digits that count."""
     return f"{float(f'{factor:.2g}'):,g} times"
-
-
-def _count(number: float, what: str) -> str:
-    return f"{number:.0f} {what}{'' if number == 1 else 's'}"
 
 
 def _apart(rows: pd.DataFrame) -> pd.Series:
@@ -209,14 +205,14 @@ def _agreement(rows: pd.DataFrame) -> list[str]:
     if within.any():
         found.append(
             f"Where weights are within the tolerance test precision differs by {apart[within].max():.3f} at "
-            f"most, in {_count(within.sum(), 'comparison')}."
+            f"most, in {amount(within.sum(), 'comparison')}."
         )
     if far.any():
         ends = _apart(_last(rows[far]))
         at_ends = f" ({ends.max():.3f} where training ended)" if len(ends) else ""
         found.append(
             f"Where weights differ by {SATURATED:g} or more it differs by {apart[far].max():.3f} at most"
-            f"{at_ends}, in {_count(far.sum(), 'comparison')}."
+            f"{at_ends}, in {amount(far.sum(), 'comparison')}."
         )
     return found
 
@@ -299,7 +295,7 @@ def _draw_graded(rows: pd.DataFrame, setup: Setup) -> str:
     """The difference over the steps, for each run; the file."""
     figure, axes = figures.canvas()
     for number, ((rate, epochs), runs) in enumerate(rows.groupby(["lr", "epochs"])):
-        _curves(axes, runs, f"{rate:g}, {_count(epochs, 'epoch')}", number)
+        _curves(axes, runs, f"{rate:g}, {amount(epochs, 'epoch')}", number)
     axes.set(xlabel="steps", ylabel="relative max norm", xscale="log", yscale="log")
     figures.plain_ticks(axes, "x", sorted(rows.steps.unique()))
     _legend(figure, axes, "learning rate")
@@ -310,6 +306,6 @@ def _draw_graded(rows: pd.DataFrame, setup: Setup) -> str:
 def _emulated(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     result.findings.append(
         f"Of weights that the CUDA kernels trained, emulated, 784-{rows.hidden.iloc[0]}-10, on up to "
-        f"{_count(rows.ranks.max(), 'rank')}, the difference after {rows.steps.max():.0f} steps is "
+        f"{amount(rows.ranks.max(), 'rank')}, the difference after {rows.steps.max():.0f} steps is "
         f"{' and '.join(_by_dtype(rows, _largest))}."
     )

@@ -20,7 +20,7 @@ from experiments.roofs import (
     product_rates,
     roof,
 )
-from experiments.study import Figure, Section, Setup, Table
+from experiments.study import Figure, Section, Setup, Table, amount
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,11 +46,7 @@ class Unit(NamedTuple):
 def _run(row: pd.Series) -> str:
     """What was counted in which run."""
     way = f", {row.exchange}" if row.ranks > 1 else ""
-    return f"{'NumPy' if row.device == 'cpu' else 'GPU'}, {_ranks(row.ranks)}{way}"
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' if number > 1 else ''}"
+    return f"{'NumPy' if row.device == 'cpu' else 'GPU'}, {amount(row.ranks, 'rank')}{way}"
 
 
 def _counts_table(rows: pd.DataFrame, caption: str) -> Table:
@@ -270,12 +266,12 @@ def _hierarchy(known: Known, rows: pd.DataFrame, setup: Setup, result: Section) 
         axes.set_title(f"{text}, exchange {steps.way.iloc[0]}" if most > 1 else text, size=14)
         bound = _bound(known, levels, steps).value_counts()
         result.findings.append(
-            f"Hierarchical roofline, {_ranks(most)}, {text}: the lowest roof is "
+            f"Hierarchical roofline, {amount(most, 'rank')}, {text}: the lowest roof is "
             f"{', '.join(f'{name} for {count}' for name, count in bound.items())} of {len(steps)} steps."
         )
     caption = (
-        f"Hierarchical roofline of a step of one of {_ranks(most)}: a roof for each way that bytes take, its "
-        "slope their rate, below the ceiling of products. Each step is a point for each roof, at its flops "
+        f"Hierarchical roofline of a step of one of {amount(most, 'rank')}: a roof for each way that bytes take, "
+        "its slope their rate, below the ceiling of products. Each step is a point for each roof, at its flops "
         "for each byte of that kind; H grows along a dotted line."
     )
     name = figures.save(figure, setup.folder, "hierarchy")
@@ -338,7 +334,7 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
             axes.axhline(1, color="#555555")
             for number, (hidden, curve) in enumerate(mine.groupby("hidden")):
                 axes.plot(curve.batch, ratio[curve.index], label=f"{hidden}", **figures.style(number))
-            axes.set(xscale="log", yscale="log", title=f"{name}, {_ranks(count)}")
+            axes.set(xscale="log", yscale="log", title=f"{name}, {amount(count, 'rank')}")
             axes.title.set_size(14)
             _log_ticks(axes)
             figures.plain_ticks(axes, "x", sorted(steps.batch.unique()))
@@ -367,8 +363,8 @@ def _errors(known: Known, steps: pd.DataFrame, ratios: dict[str, pd.Series]) -> 
     ]
     chosen, largest = steps.loc[[worst.name]], steps.loc[steps.flops.idxmax()]
     return (
-        f"Measured / predicted time on {_ranks(worst.ranks)}: {'; '.join(said)}. The course's is furthest "
-        f"off at H = {worst.hidden}, batch {worst.batch}: measured {worst.us:,.0f} us, expected "
+        f"Measured / predicted time on {amount(worst.ranks, 'rank')}: {'; '.join(said)}. The course's is "
+        f"furthest off at H = {worst.hidden}, batch {worst.batch}: measured {worst.us:,.0f} us, expected "
         f"{known.course_us(chosen).iloc[0]:,.0f}, {BETTER} {known.better_us(chosen).iloc[0]:,.0f}. At H = "
         f"{largest.hidden}, batch {largest.batch} the course's ratio is {course[largest.name]:.2f}."
     )

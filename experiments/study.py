@@ -28,6 +28,11 @@ SMALL, FULL = SIZES = ("small", "full")
 """Of a report: minutes on the CPU; minutes on several GPUs."""
 
 
+def amount(number: float, what: str) -> str:
+    """In words: 1 rank, 2 ranks."""
+    return f"{number:.0f} {what}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Setup:
     """What there is to measure on, and how much of it is asked for."""

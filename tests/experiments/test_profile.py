@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 import pandas as pd
 
-from experiments import jobs, profile
+from experiments import jobs, profile, profile_figures
 from experiments.study import FAILED, Point, Row, Setup
 from nn.options import parse
 from pyrt.cache import VARIABLE
@@ -131,7 +131,7 @@ def test_every_phase_of_a_run_is_of_a_step_or_of_a_start_or_of_the_end(tmp_path:
     assert starts | steps == names - end and not starts & steps
     assert "copying images host -> device" in steps
     run = frame_of({"run": profile.step_rows(report)}, profile.ITERATION)
-    parts = profile.parts(run)
+    parts = profile_figures.parts(run)
     assert parts[profile.FORWARD] > 0 and parts[profile.BACKWARD] > 0 and parts[profile.UPDATE] > 0
 
 
@@ -181,7 +181,7 @@ def test_parts_of_a_step_on_the_cpu_are_host_times_and_add_up_to_its_wall_time()
         },
         wall=100,
     )
-    parts = profile.parts(frame_of_steps(run=report))
+    parts = profile_figures.parts(frame_of_steps(run=report))
     assert parts == pytest.approx(
         {
             profile.ROWS: 7,
@@ -212,7 +212,7 @@ def test_parts_on_a_device_with_blocking_sums() -> None:
         "gradients host -> device": (60, 50),
         "step": (9, 10),
     }
-    parts = profile.parts(frame_of_steps(run=on_device("blocking", after, iteration=930, wall=950)))
+    parts = profile_figures.parts(frame_of_steps(run=on_device("blocking", after, iteration=930, wall=950)))
     rest = 20 + 20  # between the kernels; outside of the iteration
     expected = {**KERNELS, profile.COPIES: 90, profile.UPDATE: 10, profile.SUMS: 510, profile.REST: rest}
     assert parts == pytest.approx(expected)
@@ -227,20 +227,20 @@ def test_parts_on_a_device_with_sums_that_overlap_have_what_it_waits_for_alone()
         "gradients host -> device": (9, 50),
         "step": (9, 10),
     }
-    parts = profile.parts(frame_of_steps(run=on_device("host", after, iteration=800, wall=800)))
+    parts = profile_figures.parts(frame_of_steps(run=on_device("host", after, iteration=800, wall=800)))
     expected = {**KERNELS, profile.UPDATE: 10, profile.SUMS: 800 - 320 - 10, profile.REST: 20}
     assert parts == pytest.approx(expected)
 
 
 def test_parts_of_peers_may_be_more_than_the_wall_time() -> None:
     after: Phases = {"graph replay": (2, None), "sum, update and spread": (0, 30)}
-    parts = profile.parts(frame_of_steps(run=on_device("peer", after, iteration=310, wall=300)))
+    parts = profile_figures.parts(frame_of_steps(run=on_device("peer", after, iteration=310, wall=300)))
     assert parts == pytest.approx({**KERNELS, profile.SUMS: 30, profile.REST: 20})
 
 
 def test_parts_of_one_rank_on_a_device_have_no_sums() -> None:
     run = frame_of_steps(run=on_device("local", {"step": (9, 10)}, iteration=335, wall=340))
-    assert profile.parts(run) == pytest.approx(
+    assert profile_figures.parts(run) == pytest.approx(
         {**KERNELS, profile.UPDATE: 10, profile.SUMS: 0, profile.REST: 20 + 10}
     )
 
