@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.timing import Work
+from pyrt.clock import Work
 from pyrt.driver import StreamHandle
 from pyrt.memory import DeviceArray
 

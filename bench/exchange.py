@@ -24,7 +24,8 @@ from tabulate import tabulate
 
 from bench.program import Parser, require_gpu
 from bench.step import reason
-from bench.timing import ROUNDS, WARM_UP, StreamClock, Times, together
+from bench.timing import ROUNDS, WARM_UP, Times
+from pyrt.clock import StreamClock, together
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 

@@ -19,10 +19,11 @@ from tabulate import tabulate
 from bench import cublas
 from bench.cublas import MATHS, Cublas
 from bench.program import Parser, require_gpu, start
-from bench.timing import ROUNDS, StreamClock, Times, Work, alternate
+from bench.timing import ROUNDS, Times, alternate, repetition
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 from nn.launches import Kernels
 from nn.required import required
+from pyrt.clock import StreamClock, Work
 from pyrt.driver import Driver
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
@@ -184,7 +185,7 @@ def compare(
     """Check all, then time in turns those that are right, so many times each."""
     errors = errors_of(operands, contenders, rng)
     right = [name for name in contenders if is_right(errors[name], contenders[name].math)]
-    times = alternate({name: clock.measure(contenders[name].work) for name in right}, rounds)
+    times = alternate({name: repetition(clock, contenders[name].work) for name in right}, rounds)
     return {name: Result(errors[name], times.get(name)) for name in contenders}
 
 

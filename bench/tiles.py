@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
 from bench.program import Parser, require_gpu, start
-from bench.timing import StreamClock, Times, alternate
+from bench.timing import Times, alternate, repetition
 from nn.gemm_versions import TENSOR_ARCHITECTURES, version_for
 from nn.tensor_cores import (
     TERMS,
@@ -30,6 +30,7 @@ from nn.tensor_cores import (
     predicted,
     tensor_product,
 )
+from pyrt.clock import StreamClock
 from pyrt.kernels import Constants, KernelLibrary, Launch
 
 WHOLE = TERMS["float32"]
@@ -141,7 +142,7 @@ def measure_case(case: Case, cores: TensorCores, clock: StreamClock, rng: np.ran
     works = {tiling: bound(tiling) for tiling in tilings}
     errors = {tiling: operands.error(work) for tiling, work in works.items()}
     right = [tiling for tiling in tilings if is_right(errors[tiling])]
-    times = alternate({name(tiling): clock.measure(works[tiling]) for tiling in right})
+    times = alternate({name(tiling): repetition(clock, works[tiling]) for tiling in right})
     for terms in (A, B):
         driver.free(terms.array.pointer)
     operands.free()

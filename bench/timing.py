@@ -14,11 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyrt.driver import Driver, StreamHandle
-from pyrt.graphs import capture
-
-Work = Callable[[StreamHandle], None]
-"""Queues something on the stream that it is given."""
+from pyrt.clock import StreamClock, Work, together
 
 ROUNDS = 30
 """Repetitions that count."""
@@ -52,56 +48,23 @@ class Times:
         return f"{self.least:.1f} to {self.most:.1f}"
 
 
-class StreamClock:
-    """Times work on one stream by two events of the device."""
+def repetition(clock: StreamClock, work: Work) -> Callable[[], float]:
+    """A function that takes one repetition: seconds of one piece of this work.
 
-    def __init__(self, driver: Driver, stream: StreamHandle) -> None:
-        self.driver = driver
-        self.stream = stream
-        self._start, self._stop = (driver.create_event(timing=True) for _ in range(2))
-
-    def seconds(self, work: Work, behind: Work | None = None) -> float:
-        """How long the work takes on the device, queued ``behind`` something or started idle."""
-        if behind is not None:
-            behind(self.stream)
-        self.driver.record(self._start, self.stream)
-        work(self.stream)
-        self.driver.record(self._stop, self.stream)
-        self.driver.synchronize_event(self._stop)
-        return self.driver.elapsed(self._start, self._stop)
-
-    def measure(self, work: Work) -> Callable[[], float]:
-        """A function that takes one repetition: seconds of one piece of this work.
-
-        Work that is SLOW has run once here, and that time is what the function gives.
-        """
-        once = self.seconds(work)
-        if once > SLOW:
-            return lambda: once
-        few = together(self.driver, self.stream, work, 10)
-        count = launches(self.seconds(few, behind=few) / 10)
-        many = together(self.driver, self.stream, work, count)
-        return lambda: self.seconds(many, behind=many) / count
+    Work that is SLOW has run once here, and that time is what the function gives.
+    """
+    once = clock.seconds(work)
+    if once > SLOW:
+        return lambda: once
+    few = together(clock.driver, clock.stream, work, 10)
+    count = launches(clock.seconds(few, behind=few) / 10)
+    many = together(clock.driver, clock.stream, work, count)
+    return lambda: clock.seconds(many, behind=many) / count
 
 
 def launches(seconds: float) -> int:
     """How many launches of so many seconds make a repetition."""
     return max(1, min(200, math.ceil(SPAN / max(seconds, 1e-9))))
-
-
-def repeat(work: Work, count: int, stream: StreamHandle) -> None:
-    """Queue the work ``count`` times."""
-    for _ in range(count):
-        work(stream)
-
-
-def together(driver: Driver, stream: StreamHandle, work: Work, count: int) -> Work:
-    """``count`` times the work as one piece of work: a graph, on a device that has them."""
-    if not driver.has_kernels:
-        return lambda stream: repeat(work, count, stream)
-    with capture(driver, stream) as graph:
-        repeat(work, count, stream)
-    return graph
 
 
 def alternate(measures: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, Times]:

@@ -14,6 +14,7 @@ nothing of neural networks: bring kernels of your own.
 ``cache``      where files are kept between runs, compiled kernels for this user alone
 ``kernels``    ``.cu`` files to launches: constants, compile cache, checked arguments
 ``graphs``     launches and copies captured once, replayed with one call; their phases
+``clock``      how long work takes on a device, by events around it
 ``phases``     NVTX ranges, host and device times by name
 ``started``    when this process and its mpirun began
 ``exchange``   sums of gradients over ranks, and the update that follows

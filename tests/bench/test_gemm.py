@@ -5,8 +5,9 @@ import pytest
 
 from bench import gemm, timing
 from bench.gemm import Contender, Operands, Product, Result, compare, relative_error
-from bench.timing import StreamClock, Times
+from bench.timing import Times
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
+from pyrt.clock import StreamClock
 
 SMALL = [
     Product("small", 33, 10, 17, transpose_b=True),

@@ -3,7 +3,8 @@
 import pytest
 
 from bench import timing
-from bench.timing import StreamClock, Times, alternate
+from bench.timing import Times, alternate, repetition
+from pyrt.clock import StreamClock
 
 
 def test_times_are_microseconds():
@@ -64,7 +65,7 @@ class FakeDriver:
 
 def test_a_repetition_is_many_launches_behind_as_many():
     driver = FakeDriver()
-    measure = StreamClock(driver, None).measure(driver.work(1e-4))
+    measure = repetition(StreamClock(driver, None), driver.work(1e-4))
     before = driver.launches
     assert measure() == pytest.approx(1e-4)
     assert driver.launches - before == 20  # a millisecond of them, and the ones in front
@@ -72,7 +73,7 @@ def test_a_repetition_is_many_launches_behind_as_many():
 
 def test_slow_work_runs_once():
     driver = FakeDriver()
-    measure = StreamClock(driver, None).measure(driver.work(0.1))
+    measure = repetition(StreamClock(driver, None), driver.work(0.1))
     assert [measure(), measure()] == pytest.approx([0.1, 0.1])
     assert driver.launches == 1
 
@@ -82,7 +83,7 @@ def test_a_device_runs_what_is_timed(driver):
     stream = driver.create_stream()
     pointer = driver.allocate(1 << 16)
     clock = StreamClock(driver, stream)
-    seconds = clock.measure(lambda stream: driver.fill(pointer, 1, 1 << 16, stream))()
+    seconds = repetition(clock, lambda stream: driver.fill(pointer, 1, 1 << 16, stream))()
     assert 0 <= seconds < 1
     driver.free(pointer)
 

@@ -12,11 +12,11 @@ import pandas as pd
 
 from bench import timing
 from bench.gemm import AUTO_TF32, PRODUCTS, Product
-from bench.timing import StreamClock
 from experiments import gemm, machine
 from experiments.study import FAILED, Setup
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 from nn.launches import Kernels
+from pyrt.clock import StreamClock
 
 TINY = Product("tiny", 33, 10, 17, transpose_a=True)
 

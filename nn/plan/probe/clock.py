@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from nn.launches import Kernels
 from nn.operations import Operation
-from pyrt.driver import Driver, StreamHandle
-from pyrt.graphs import capture
+from pyrt.clock import StreamClock, Work, together
+from pyrt.driver import Driver
 from pyrt.job import Job
 
 ROUNDS = 5
@@ -19,56 +19,26 @@ ROUNDS = 5
 SPAN, SLOW = 1e-3, 20e-3
 """Seconds that a repetition is to last, and of one piece of work that is done once alone."""
 
-Work = Callable[[StreamHandle], object]
-
 
 class Clock:
     """Times work on a stream of its own, while all ranks do the same."""
 
     def __init__(self, driver: Driver, job: Job) -> None:
-        self._driver, self._job = driver, job
-        self.stream = driver.create_stream()
-        self._start, self._stop = (driver.create_event(timing=True) for _ in range(2))
+        self._job, self._clock = job, StreamClock(driver, driver.create_stream())
 
     def seconds(self, work: Work) -> float:
         """Of one piece of it."""
+        clock = self._clock
         self._job.comm.Barrier()
-        self._once(work)
-        once = self._once(work)
+        clock.seconds(work)
+        once = clock.seconds(work)
         if once > SLOW:
             return once
         count = max(1, min(200, round(SPAN / max(once, 1e-9))))
-        many = together(self._driver, self.stream, work, count)
-        return statistics.median(self._once(many, many) for _ in range(ROUNDS)) / count
-
-    def _once(self, work: Work, behind: Work | None = None) -> float:
-        """Queued behind something, so that a device does not wait for the host in between."""
-        if behind is not None and self._driver.has_kernels:
-            behind(self.stream)
-        self._driver.record(self._start, self.stream)
-        work(self.stream)
-        self._driver.record(self._stop, self.stream)
-        self._driver.synchronize_event(self._stop)
-        return self._driver.elapsed(self._start, self._stop)
-
-
-def together(driver: Driver, stream: StreamHandle, work: Work, count: int) -> Work:
-    """So many times the work as one piece of it: a graph, on a device that has them."""
-    if not driver.has_kernels:
-        return repeated(work, count)
-    with capture(driver, stream) as graph:
-        repeated(work, count)(stream)
-    return graph
-
-
-def repeated(work: Work, count: int) -> Work:
-    """So many times the work, one after another."""
-
-    def repeat(stream: StreamHandle) -> None:
-        for _ in range(count):
-            work(stream)
-
-    return repeat
+        many = together(clock.driver, clock.stream, work, count)
+        # Queued behind as many, so that a device does not wait for the host in between.
+        behind = many if clock.driver.has_kernels else None
+        return statistics.median(clock.seconds(many, behind) for _ in range(ROUNDS)) / count
 
 
 def bound(operation: Operation, kernels: Kernels | None) -> Work:

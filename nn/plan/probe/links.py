@@ -18,12 +18,13 @@ from nn.network import Network
 from nn.panels import gradient_layout, panels
 from nn.plan import RankPart
 from nn.plan.cost import Sent, exchanged, move_kind, moved
-from nn.plan.probe.clock import ROUNDS, SLOW, SPAN, Work, medians, repeated, together
+from nn.plan.probe.clock import ROUNDS, SLOW, SPAN, medians
 from nn.plan.probe.lender import Lender
 from nn.plan.probe.setting import Extent, Setting
 from nn.plan.rates import EXCHANGE, KINDS, Link
 from nn.update import SgdUpdate
 from pyrt import exchange, moves
+from pyrt.clock import Work, repeated, together
 from pyrt.driver import Driver, StreamHandle
 from pyrt.exchange.choose import Choice
 from pyrt.job import agreed_by_some
