@@ -56,7 +56,8 @@ _ABORT_SECONDS = 2
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-_BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""By which a BLAS is told of its threads; ranks pass them on to what they start."""
 
 
 class AgreedError(UserError):
@@ -204,7 +205,7 @@ def join() -> Job:
     _check_launcher(comm.size, library)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     job = Job(comm, node, library, cores_share(node.allgather(os.sched_getaffinity(0)), node.rank))
-    for variable in _BLAS_VARIABLES:
+    for variable in BLAS_VARIABLES:
         os.environ.setdefault(variable, str(job.threads))
     return job
 

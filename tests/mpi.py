@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyrt.job import _BLAS_VARIABLES
+from pyrt.job import BLAS_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 60.0
@@ -33,7 +33,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     BLAS threads are not inherited: those of this process, all cores, are too many for ranks that share them.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    inherited = {name: value for name, value in os.environ.items() if name not in _BLAS_VARIABLES}
+    inherited = {name: value for name, value in os.environ.items() if name not in BLAS_VARIABLES}
     return {**_OPEN_MPI, **inherited, "PYTHONPATH": path, **(extra or {})}
 
 
