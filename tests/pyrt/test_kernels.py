@@ -365,6 +365,32 @@ class TestLibrary:
             library.compile([("sgd", {"REAL": "float"}), ("scale", {"REAL": "half"})])
         assert notes.compiled == []
 
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_a_compiler_that_a_signal_has_ended_starts_again(
+        self, library: KernelLibrary, notes: NotingDriver, monkeypatch: pytest.MonkeyPatch, asked: bool
+    ) -> None:
+        def end(source: str, cache_dir: str) -> None:
+            monkeypatch.setattr(notes, "compile", compile_)
+            monkeypatch.setattr("pyrt.kernels.stop_was_asked", lambda: asked)
+            raise UserError("nvcc does not compile it")
+
+        compile_ = notes.compile
+        monkeypatch.setattr(notes, "compile", end)
+        if asked:
+            library.compile([("scale", {"REAL": "float"})])
+            assert len(notes.compiled) == 1
+        else:
+            with pytest.raises(UserError, match="nvcc does not compile it"):
+                library.compile([("scale", {"REAL": "float"})])
+
+    def test_a_stop_that_was_asked_for_before_ends_no_compiler(
+        self, library: KernelLibrary, notes: NotingDriver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pyrt.kernels.stop_was_asked", lambda: True)
+        notes.fails_with = UserError("nvcc does not compile it")
+        with pytest.raises(UserError, match="nvcc does not compile it"):
+            library.compile([("scale", {"REAL": "float"})])
+
     @pytest.mark.parametrize("ahead", [True, False])
     def test_what_the_compiler_says_is_given_with_the_file(
         self, library: KernelLibrary, notes: NotingDriver, ahead: bool
