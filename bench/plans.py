@@ -55,12 +55,12 @@ class Length(NamedTuple):
 
     epochs: int
     warm_up: int
-    """Epochs that do not count."""
+    """Epochs that do not count at first."""
     steps: int
     """Of each epoch."""
 
 
-LENGTH = Length(epochs=12, warm_up=2, steps=20)
+LENGTH = Length(epochs=13, warm_up=2, steps=20)
 
 
 class Case(NamedTuple):
@@ -143,7 +143,8 @@ def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
 
 
 def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: Length) -> list[float]:
-    """Of a step, of each epoch that counts. Collective."""
+    """Of a step, of each epoch that counts: not of the last one, whose losses are read sooner than those of
+    others. Collective."""
     from nn.plan import files
     from nn.run import run as train
 
@@ -151,7 +152,7 @@ def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: 
     if job.rank == 0:
         files.save(path, plan)
     report = train(plan_options(case, path, device, length), job)
-    return [epoch.seconds / length.steps for epoch in report.epochs[length.warm_up :]]
+    return [epoch.seconds / length.steps for epoch in report.epochs[length.warm_up : -1]]
 
 
 def measure(case: Case, folder: str, job: Job, device: str = DEVICE, length: Length = LENGTH) -> list[Row]:

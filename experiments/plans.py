@@ -75,8 +75,8 @@ CELLS_TIMED = {
 }
 """H and batch of each map's cells that are measured, too. The widest networks take seconds to start."""
 
-SPAN, EPOCHS, WARM_UP = 20e-3, 4, 1
-"""Seconds that an epoch should take, epochs, and those of them that do not count."""
+SPAN, EPOCHS, WARM_UP = 20e-3, 5, 1
+"""Seconds that an epoch should take, epochs, and those of them that do not count at first."""
 
 LEAST, MOST = 16, 96
 """Steps of an epoch."""
