@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -125,13 +125,12 @@ class Row:
 def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     """The device, and the operations of a step as a run with these options has them, of one rank."""
     from nn import data
-    from nn.batches import Schedule
     from nn.console import Console
     from nn.launches import Kernels
     from nn.machine import Machine, Ways
     from nn.model import Model, initial_parameters
-    from nn.network import Network
     from nn.plan import RankPart
+    from nn.problem import Problem
     from nn.progress import Progress
     from nn.training import Training
     from pyrt.devices import open_device
@@ -140,20 +139,15 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from pyrt.phases import Phases
 
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
-        dataset = data.load(options.data)
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
-        network = Network(
-            (dataset.images.shape[1], *options.hidden, dataset.classes), options.activation, options.head
-        )
-        phases, part = Phases(time.perf_counter()), RankPart.alone(network)
+        one_step = replace(options, samples=options.batch, epochs=1, val_fraction=0.0)
+        problem = Problem.of(one_step, data.load(options.data))
+        phases, part = Phases(time.perf_counter()), RankPart.alone(problem.network)
         ways = Ways.of(choose("auto", driver, job), part)
         machine = Machine.make(job, driver, phases, kernels, ways, part, options.dtype, options.batch)
-        schedule = Schedule(
-            len(dataset.images), options.batch, options.batch, 1, options.shuffle, options.seed
-        )
         model = Model(options, part, machine, options.batch)
-        training = Training(options, model, machine, dataset, schedule, "resident", graphs=False)
-        model.start(initial_parameters(options, network, job))
+        training = Training(problem, model, machine, "resident", graphs=False)
+        model.start(initial_parameters(options, problem.network, job))
         training.run(None, Console(speaking=False), Progress(), None)
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]
 

@@ -178,28 +178,24 @@ def _reference_file(point: Point, epoch: int, weights: Path) -> Path:
 def _make_reference(point: Point, options: Options, epochs: Sequence[int], weights: Path) -> None:
     """Train it once through these epochs and keep its weights after each, unless a point before did."""
     from nn import check, data, parameters, reference
-    from nn.batches import Schedule, split
-    from nn.network import Network
+    from nn.problem import Problem
 
     files = [_reference_file(point, epoch, weights) for epoch in epochs]
     if all(file.exists() for file in files):
         return
     digits = data.load(options.data)
-    sizes = digits.images.shape[1], *options.hidden, digits.classes
-    network = Network(sizes, options.activation, options.head)
-    trained = _start(network, point["start"], options.seed)
-    assert options.init is not None and digits.test_images is not None and digits.test_labels is not None
+    problem = Problem.of(dataclasses.replace(options, samples=point["samples"], epochs=epochs[-1]), digits)
+    trained = _start(problem.network, point["start"], options.seed)
+    assert options.init is not None and problem.test is not None
     parameters.save(options.init, trained, {})
     trained = {name: array.astype(np.float64) for name, array in trained.items()}
-    rows = split(len(digits.images), options.val_fraction)
-    schedule = Schedule(rows, point["samples"], options.batch, epochs[-1], options.shuffle, options.seed)
-    batches = check.batches(options, digits, schedule)
+    batches, each = check.batches(problem), problem.schedule.batches
     way = options.activation, options.head, options.reg, options.lr, options.momentum
     for file, (before, epoch) in zip(files, pairwise([0, *epochs]), strict=True):
         # Without momentum nothing but the parameters goes from one part of a training to the next.
-        trained = reference.train(trained, islice(batches, (epoch - before) * schedule.batches), *way)
-        precision = check.precision_on((digits.test_images, digits.test_labels), trained, options)
-        parameters.save(file, trained, {"steps": epoch * schedule.batches, "test_precision": precision})
+        trained = reference.train(trained, islice(batches, (epoch - before) * each), *way)
+        precision = check.precision_on(problem.test, trained, options)
+        parameters.save(file, trained, {"steps": epoch * each, "test_precision": precision})
 
 
 def _start(network: Network, start: str, seed: int) -> dict[str, np.ndarray]:

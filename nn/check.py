@@ -12,10 +12,9 @@ import numpy as np
 from tabulate import tabulate
 
 from nn import reference
-from nn.batches import Schedule
-from nn.data import Dataset
 from nn.evaluation import Samples, score
 from nn.options import Options
+from nn.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,17 @@ class Check:
 def compare(
     parameters: Mapping[str, np.ndarray],
     initial: Mapping[str, np.ndarray],
-    options: Options,
-    dataset: Dataset,
-    schedule: Schedule,
-    held_out: Samples | None,
+    problem: Problem,
     precision: float | None,
 ) -> Check:
     """Train the reference from ``initial`` and compare ``parameters`` with it.
 
-    ``held_out`` are the images and labels on which the run has ``precision``.
+    The run has this ``precision`` on the test set, else the validation set.
     """
+    options, held_out = problem.options, problem.test or problem.validation
     trained = reference.train(
         {name: array.astype(np.float64) for name, array in initial.items()},
-        batches(options, dataset, schedule),
+        batches(problem),
         options.activation,
         options.head,
         options.reg,
@@ -94,10 +91,9 @@ def precision_on(samples: Samples, parameters: Mapping[str, np.ndarray], options
     return score(logits, labels, options.head).precision
 
 
-def batches(
-    options: Options, dataset: Dataset, schedule: Schedule
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(problem: Problem) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pixels, scaled, and labels of each step of a run, as the reference takes them."""
-    for step in range(schedule.steps):
-        rows = schedule.rows(step)
-        yield dataset.images[rows].astype(np.float64) / options.pixel_scale, dataset.labels[rows]
+    images, labels = problem.dataset.images, problem.dataset.labels
+    for step in range(problem.schedule.steps):
+        rows = problem.schedule.rows(step)
+        yield images[rows].astype(np.float64) / problem.options.pixel_scale, labels[rows]

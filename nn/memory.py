@@ -14,14 +14,12 @@ from dataclasses import dataclass, fields
 from tabulate import tabulate
 
 from nn import placement
-from nn.batches import Schedule
-from nn.data import Dataset
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
-from nn.options import Options
 from nn.panels import gradient_layout
 from nn.plan import RankPart
 from nn.plan.paper import PaperDriver
+from nn.problem import Problem
 from nn.setup import set_up
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -98,28 +96,20 @@ def _megabytes(nbytes: int) -> float | None:
     return nbytes / 1e6 if nbytes else None
 
 
-def rehearse(
-    options: Options,
-    part: RankPart,
-    ways: Ways,
-    job: Job,
-    driver: Driver,
-    dataset: Dataset,
-    schedule: Schedule,
-    where: str,
-) -> Needs:
+def rehearse(problem: Problem, part: RankPart, ways: Ways, job: Job, driver: Driver, where: str) -> Needs:
     """What a run, its training set placed there, would need of this driver and the host, on this rank.
 
     Collective. Raises UserError, on all ranks, where the run would whatever the memory.
     """
+    options, batch = problem.options, problem.schedule.batch
     paper = PaperDriver.like(driver)
     kernels = None
     if driver.has_kernels:
         kernels = Kernels(KernelLibrary(paper), options.dtype, options.gemm, options.math)
     phases = Phases(time.perf_counter())
-    machine = Machine.make(job, paper, phases, kernels, ways, part, options.dtype, schedule.batch)
+    machine = Machine.make(job, paper, phases, kernels, ways, part, options.dtype, batch)
     with closing(machine.links):
-        setup = set_up(options, part, machine, dataset, schedule, where, graphs=False)
+        setup = set_up(problem, part, machine, where, graphs=False)
         lines = lines_of(paper.ledger, part, options.dtype)
         setup.close()
     return Needs(job.rank, lines)
@@ -221,30 +211,24 @@ class Fitted:
             pool.require(stream=asked == "resident")
 
 
-def fit(
-    options: Options,
-    part: RankPart,
-    ways: Ways,
-    job: Job,
-    driver: Driver,
-    dataset: Dataset,
-    schedule: Schedule,
-) -> Fitted:
+def fit(problem: Problem, part: RankPart, ways: Ways, job: Job, driver: Driver) -> Fitted:
     """The placement that was asked for or, for ``auto``, resident where that fits on every rank.
 
     Collective. Raises UserError, on all ranks, where the run cannot be, whatever the memory.
     """
 
+    asked = problem.options.placement
+
     def placed(where: str) -> Fitted:
-        needs = rehearse(options, part, ways, job, driver, dataset, schedule, where)
+        needs = rehearse(problem, part, ways, job, driver, where)
         return Fitted(where, needs, pools(needs, job, driver))
 
     with job.together():
-        may_be_resident = placement.may_be_resident(options.placement, driver, schedule.samples)
+        may_be_resident = placement.may_be_resident(asked, driver, problem.schedule.samples)
     if may_be_resident:
         resident = placed("resident")
         device = resident.pools[0]
-        fits = options.placement == "resident" or placement.fits(device.needed, device.free)
+        fits = asked == "resident" or placement.fits(device.needed, device.free)
         if all(job.comm.allgather(fits)):
             return resident
     return placed("stream")

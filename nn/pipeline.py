@@ -9,19 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from nn import check, parameters
-from nn.batches import Schedule
 from nn.checkpoints.past import Past
 from nn.checkpoints.state import Checkpoint, Story
 from nn.console import Console
-from nn.data import Dataset
 from nn.evaluation import Evaluator, Scores, score
 from nn.files import write_whole
 from nn.machine import Machine
-from nn.options import Options
 from nn.plan import files
+from nn.problem import Problem
 from nn.progress import Epoch, Progress
 from nn.report import Report
-from nn.setup import Setup, test_set, validation_set
+from nn.setup import Setup
 from nn.training import Diverged, Training
 from nn.versions import code
 
@@ -31,21 +29,19 @@ class Pipeline:
 
     def __init__(
         self,
-        options: Options,
+        problem: Problem,
         setup: Setup,
         initial: dict[str, np.ndarray],
         machine: Machine,
-        dataset: Dataset,
-        schedule: Schedule,
         past: Past,
         report: Report,
         console: Console,
     ) -> None:
         """The parameters have their ``initial`` values, or those of the past; the report says what the run
         stands on."""
-        self._past = past
-        self._options, self._setup, self._model, self._initial = options, setup, setup.model, initial
-        self._dataset, self._schedule, self._report, self._console = dataset, schedule, report, console
+        self._problem, self._options, self._schedule = problem, problem.options, problem.schedule
+        self._setup, self._model, self._initial, self._past = setup, setup.model, initial, past
+        self._report, self._console = report, console
         self._job, self._phases = machine.job, machine.phases
 
     def train(self) -> Report:
@@ -143,17 +139,8 @@ class Pipeline:
         with self._phases.phase("check"):
             trained = self._model.whole_parameters()
             if self._job.rank == 0:
-                held_out = test_set(self._dataset) or validation_set(self._dataset, self._options)
                 precision = test.precision if test else epochs[-1].validation_precision if epochs else None
-                result = check.compare(
-                    trained,
-                    self._initial,
-                    self._options,
-                    self._dataset,
-                    self._schedule,
-                    held_out,
-                    precision,
-                )
+                result = check.compare(trained, self._initial, self._problem, precision)
             self._job.wait_for_all()
             return self._job.comm.bcast(result)
 

@@ -10,13 +10,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from nn.batches import Schedule
 from nn.check import Check
-from nn.data import Dataset
 from nn.evaluation import Scores
 from nn.files import write_whole
 from nn.memory import Needs
-from nn.options import Options
+from nn.problem import Problem
 from nn.progress import Epoch
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
@@ -130,10 +128,10 @@ def phase_table(rows: Sequence[PhaseRow]) -> str:
     return tabulate(body, headers=headers, floatfmt=formats, intfmt="d")
 
 
-def header(
-    environment: dict[str, Any], options: Options, dataset: Dataset, training_rows: int, schedule: Schedule
-) -> list[str]:
+def header(environment: dict[str, Any], problem: Problem) -> list[str]:
     """What a run stands on, a line each, for people to read before it starts."""
+    options, dataset, schedule = problem.options, problem.dataset, problem.schedule
+    training_rows = problem.training_rows
     test = len(dataset.test_images) if dataset.test_images is not None else 0
     samples = f"{schedule.samples} training"
     if schedule.samples != training_rows:

@@ -16,7 +16,6 @@ from numpy.typing import DTypeLike
 
 from nn import data
 from nn.ahead import Early
-from nn.batches import Schedule, split
 from nn.checkpoints.past import Past, open_past
 from nn.console import Console
 from nn.data import Dataset
@@ -27,12 +26,12 @@ from nn.machine import Machine, Ways
 from nn.memory import Needs, Pool, fit, largest
 from nn.mma import MMA_TERMS
 from nn.model import initial_parameters
-from nn.network import Network
 from nn.options import Options
 from nn.pipeline import Pipeline
 from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
 from nn.plan.paper import Task
+from nn.problem import Problem
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.setup import set_up
@@ -93,16 +92,17 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
         options = _with_common_gemm(options, job, device.driver)
         with job.together():
             _require_gemm(options, device.driver)
-            network, schedule = _network(options, dataset), _schedule(options, dataset)
-        past = past.of(options, dataset, network, schedule)
+            problem = Problem.of(options, dataset)
+        past = past.of(problem)
+        network, batch = problem.network, problem.schedule.batch
         way = choose(past.exchange(options, device.driver), device.driver, job, options.ranks_per_node)
-        task = Task(network, schedule.batch, options.dtype, options.momentum > 0, options.gemm, options.math)
+        task = Task(network, batch, options.dtype, options.momentum > 0, options.gemm, options.math)
         part = _part(options, job, phases, device.driver, way, task, past.plan(network, device.driver))
         ways = Ways.of(way, part)
         with phases.phase("count memory"):
-            memory = fit(options, part, ways, job, device.driver, dataset, schedule)
+            memory = fit(problem, part, ways, job, device.driver)
             needs = largest(memory.needs, job)
-        environment = _environment(options, job, device, part, ways, dataset, schedule, memory.placement)
+        environment = _environment(problem, job, device, part, ways, memory.placement)
         if options.memory:
             _show(environment, needs, memory.pools, console)
         with job.together():
@@ -110,11 +110,10 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
         report = Report(options.as_json(), environment, memory=needs)
         if not options.memory:
             kernels = _kernels(options, job, phases, device.driver, part, dataset.images.dtype, ways)
-            batch = schedule.batch
             machine = Machine.make(job, device.driver, phases, kernels, ways, part, options.dtype, batch)
             # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
             with closing(machine.links), np.errstate(all="ignore"):
-                report = _run(options, part, machine, dataset, schedule, past, report, console)
+                report = _run(problem, part, machine, past, report, console)
         phases.settle()
     finally:
         with phases.phase("close device"):
@@ -166,11 +165,6 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     return Dataset(**description[0], **received)
 
 
-def _network(options: Options, dataset: Dataset) -> Network:
-    sizes = (dataset.images.shape[1], *options.hidden, dataset.classes)
-    return Network(sizes, options.activation, options.head)
-
-
 def _part(
     options: Options,
     job: Job,
@@ -195,24 +189,11 @@ def _part(
     return RankPart(job.comm.bcast(plan), task.network, job.rank)
 
 
-def _schedule(options: Options, dataset: Dataset) -> Schedule:
-    rows = split(len(dataset.images), options.val_fraction)
-    samples = options.samples or rows
-    return Schedule(rows, samples, options.batch, options.epochs, options.shuffle, options.seed)
-
-
 def _environment(
-    options: Options,
-    job: Job,
-    device: Device,
-    part: RankPart,
-    ways: Ways,
-    dataset: Dataset,
-    schedule: Schedule,
-    placement: str,
+    problem: Problem, job: Job, device: Device, part: RankPart, ways: Ways, placement: str
 ) -> dict[str, Any]:
     """What the run stands on, and the lines that say so. Collective."""
-    driver, network = device.driver, part.network
+    driver, options, network = device.driver, problem.options, problem.network
     devices = job.comm.gather(driver.device_name)
     nodes = job.comm.allreduce(job.node.rank == 0)
     environment = {
@@ -231,12 +212,11 @@ def _environment(
         "gemm": _gemm_version(options, driver) if driver.has_kernels else "numpy",
         "network": str(network),
         "parameters": network.parameter_count,
-        "data": dataset.name,
+        "data": problem.dataset.name,
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
-    rows = split(len(dataset.images), options.val_fraction)
-    return {**environment, "header": header(environment, options, dataset, rows, schedule)}
+    return {**environment, "header": header(environment, problem)}
 
 
 def _replays_graphs(options: Options, driver: Driver) -> bool:
@@ -312,24 +292,17 @@ def _gemm_version(options: Options, driver: Driver) -> str:
 
 
 def _run(
-    options: Options,
-    part: RankPart,
-    machine: Machine,
-    dataset: Dataset,
-    schedule: Schedule,
-    past: Past,
-    report: Report,
-    console: Console,
+    problem: Problem, part: RankPart, machine: Machine, past: Past, report: Report, console: Console
 ) -> Report:
     """Train or evaluate; the report with what came out. Collective."""
-    job, phases = machine.job, machine.phases
+    job, phases, options = machine.job, machine.phases, problem.options
     graphs = _replays_graphs(options, machine.driver)
     where = report.environment["placement"]
     with phases.phase("train setup"):
-        setup = set_up(options, part, machine, dataset, schedule, where, graphs)
+        setup = set_up(problem, part, machine, where, graphs)
     with closing(setup):
         with phases.phase("train setup"):
-            initial = initial_parameters(options, part.network, job)
+            initial = initial_parameters(options, problem.network, job)
             past = past.begun_at(initial, options)
             with job.together():
                 setup.model.start(past.parameters or initial)
@@ -337,5 +310,5 @@ def _run(
                     setup.training.set_velocity(past.velocity)
         for line in report.environment["header"]:
             console.say(line)
-        pipeline = Pipeline(options, setup, initial, machine, dataset, schedule, past, report, console)
+        pipeline = Pipeline(problem, setup, initial, machine, past, report, console)
         return pipeline.evaluate() if options.evaluate else pipeline.train()

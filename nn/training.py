@@ -21,9 +21,9 @@ from nn.losses import LossLog
 from nn.machine import Machine
 from nn.model import Model
 from nn.operations import Item, Operation
-from nn.options import Options
 from nn.panels import gradient_layout, panels
 from nn.plan import RankPart, whole_parameters
+from nn.problem import Problem
 from nn.progress import Epoch, Progress
 from nn.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
@@ -62,11 +62,9 @@ class Training:
 
     def __init__(
         self,
-        options: Options,
+        problem: Problem,
         model: Model,
         machine: Machine,
-        dataset: Dataset,
-        schedule: Schedule,
         placement: str,
         graphs: bool,
     ) -> None:
@@ -74,7 +72,8 @@ class Training:
 
         Collective. Raises UserError, on all ranks, where one has no memory left, or an exchange cannot work.
         """
-        self._options, self._model, self._machine, self._schedule = options, model, machine, schedule
+        self._options, self._schedule = problem.options, problem.schedule
+        self._model, self._machine = model, machine
         self.printed: list[tuple[int, float]] = []
         self._graphs = graphs
         with ExitStack() as opened:
@@ -82,12 +81,12 @@ class Training:
                 self._allocate()
                 make = self._resident if placement == "resident" else self._streamed
                 with machine.driver.ledger.of("batches"):
-                    self._batches = opened.enter_context(closing(make(dataset)))
+                    self._batches = opened.enter_context(closing(make(problem.dataset)))
             self._exchange = self._make_exchange(opened)
             with machine.job.together():
                 self._steps = self._make_all_steps()
             self._opened = opened.pop_all()
-        ends = [self._batches.together, options.print_every, self._steps_between_checkpoints()]
+        ends = [self._batches.together, problem.options.print_every, self._steps_between_checkpoints()]
         self._ends = [end for end in ends if end is not None]
 
     def close(self) -> None:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nn.batches import Schedule, split
 from nn.checkpoints.folder import Folder, InUse
 from nn.checkpoints.keeper import Keeper
 from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.checkpoints.writer import Writer
 from nn.console import Console
-from nn.data import Dataset
 from nn.network import Network
 from nn.options import STOP, Options
 from nn.plan import Plan, files
+from nn.problem import Problem
 from nn.progress import Progress
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -57,16 +56,15 @@ class Past:
         """Of the parameters; empty at the start of a run."""
         return self.checkpoint.velocity if self.checkpoint is not None else {}
 
-    def of(self, options: Options, dataset: Dataset, network: Network, schedule: Schedule) -> Past:
+    def of(self, problem: Problem) -> Past:
         """The past of this run. Collective; UserError on all ranks where it is not its own."""
-        data = ""
+        data, options, schedule = "", problem.options, problem.schedule
         with self.job.together():
             if self.folder is not None:
-                held_out = split(len(dataset.images), options.val_fraction)
-                data = digest_of_data(dataset, schedule.used, held_out)
+                data = digest_of_data(problem.dataset, schedule.used, problem.training_rows)
                 if self.checkpoint is not None:
                     self.checkpoint.story.require_fits(options, schedule, data)
-                    self.checkpoint.require_arrays(network, options.dtype, options.momentum > 0)
+                    self.checkpoint.require_arrays(problem.network, options.dtype, options.momentum > 0)
         return replace(self, data=data)
 
     def begun_at(self, initial: Mapping[str, np.ndarray], options: Options) -> Past:

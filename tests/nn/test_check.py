@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from nn import data
-from nn.batches import Schedule
 from nn.check import Check, Difference, batches, difference, precision_on
 from nn.options import Options
+from nn.problem import Problem
 
 
 def test_differences_are_relative_to_the_reference_in_both_norms():
@@ -47,11 +47,11 @@ def test_without_a_held_out_set_no_precision_is_named():
 
 def test_batches_are_the_schedules_rows_in_float64_with_scaled_pixels():
     digits = data.load("embedded")
-    schedule = Schedule(100, 70, 30, 2, shuffle=True, seed=5)
-    found = list(batches(Options(pixel_scale=51.0), digits, schedule))
+    problem = Problem.of(Options(samples=70, batch=30, epochs=2, seed=5, pixel_scale=51.0), digits)
+    found = list(batches(problem))
     assert [len(labels) for _, labels in found] == [30, 30, 10] * 2
     for step, (images, labels) in enumerate(found):
-        rows = schedule.rows(step)
+        rows = problem.schedule.rows(step)
         assert images.dtype == np.float64
         np.testing.assert_array_equal(images, digits.images[rows] / 51.0)
         np.testing.assert_array_equal(labels, digits.labels[rows])

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from nn import data, memory, panels, placement, streamed
-from nn.batches import Schedule
 from nn.console import Console
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 from nn.machine import Machine, Ways
 from nn.memory import Line, Needs, Pool, lines_of, rehearse
-from nn.network import Network
 from nn.options import Options
 from nn.plan import RankPart
 from nn.plan.paper import Device, PaperDriver
+from nn.problem import Problem
 from nn.run import run
 from nn.training import Training
 from pyrt.driver.cpu import CpuDriver
@@ -167,11 +166,11 @@ def test_the_table_has_a_line_for_each_layer(digits):
 def test_terms_and_parts_of_products_are_their_layers():
     """On a device that is not here: of the course's network, its products on tensor cores."""
     gpu = PaperDriver(Device("a GPU", "sm_90a", 132, 232448), "cuda")
-    part = RankPart.alone(Network((784, 512, 10), "sigmoid", "softmax"))
+    problem = Problem.of(Options(samples=3600), data.load("embedded"))
+    part = RankPart.alone(problem.network)
     ways = Ways.of(choose("auto", gpu, join().alone()), part)
-    schedule = Schedule(3600, 3600, 3000, 1, True, 0)
-    arguments = Options(), part, ways, join().alone(), gpu, data.load("embedded"), schedule, "resident"
-    lines = {line.name: line for line in rehearse(*arguments).lines}
+    needs = rehearse(problem, part, ways, join().alone(), gpu, "resident")
+    lines = {line.name: line for line in needs.lines}
     assert lines["layer 1"].weights - lines["layer 1"].gradients == 2 * (3 * 512 * 832 + 64)  # in bf16
     assert lines["input"].workspaces > 2 * 3000 * 832  # pixels
     assert lines["layer 2"].workspaces > 2 * 3 * 3000 * 512  # the gradient of what is below
