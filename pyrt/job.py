@@ -7,9 +7,9 @@ ways, on every rank:
 - ``main`` returns: its value is the exit code.
 - UserError, agreed by all ranks through ``Job.together``: one line, its exit code (2).
 - any other exception on any rank: its traceback, and MPI_Abort ends the others.
-- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI. Who can
-  stop by itself says so with ``defer_stops``: then these only ask it to (``stop_was_asked``), as SIGUSR1 does
-  from the start; a second SIGINT ends the rank at once.
+- SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI (while MPI
+  starts the system does). Who can stop by itself says so with ``defer_stops``: then these only ask it to
+  (``stop_was_asked``), as SIGUSR1 does from the start; a second SIGINT ends the rank at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _LAST_WORDS = 0.1
 _ABORT_SECONDS = 2
 """After which the system ends a rank whose launcher does not."""
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (*_ENDS, signal.SIGUSR1)
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """By which a BLAS is told of its threads; ranks pass them on to what they start."""
@@ -149,6 +150,7 @@ def run(main: Callable[[Job], int]) -> NoReturn:
         job = join()
     except UserError as error:
         _exit_with_error(program, error, printing=_launcher_rank() == 0)
+    _watch(*_ENDS)
     try:
         code = main(job)
     except AgreedError as error:
@@ -277,17 +279,27 @@ def stop_was_asked() -> bool:
 
 
 def _watch_signals(program: str) -> None:
-    """End this rank on SIGINT and SIGTERM, or note that it shall stop, from a thread of its own.
+    """Do what signals ask for in a thread of its own; at first that is to note a SIGUSR1 alone.
 
     Python runs signal handlers in the main thread between bytecodes: never, while that thread waits
     inside MPI. But its C handler writes the signal's number to the wake-up pipe at once.
+
+    While MPI starts no thread of Python's may run, and other ranks may wait for this one: mpirun ends them
+    where the system ends a rank, but not always where that merely exits.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    for number in _STOPS:
-        signal.signal(number, lambda *_: None)
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_DFL)
+    _watch(signal.SIGUSR1)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=_end_on_signal, args=(reader, program), daemon=True).start()
+
+
+def _watch(*numbers: int) -> None:
+    """From here on the thread sees these signals."""
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
 
 
 def _end_on_signal(reader: int, program: str) -> None:
@@ -304,7 +316,7 @@ def _end_on_signal(reader: int, program: str) -> None:
 def _ends(number: int) -> bool:
     """Whether a signal ends this rank now."""
     again = number == signal.SIGINT and _Stops.was_interrupted
-    ends = number in (signal.SIGINT, signal.SIGTERM) and (again or not _Stops.are_deferred)
+    ends = number in _ENDS and (again or not _Stops.are_deferred)
     _Stops.was_interrupted |= number == signal.SIGINT
     _Stops.was_asked |= number in _STOPS
     return ends
@@ -318,8 +330,9 @@ def _say(program: str, text: str) -> None:
 
 def end_from_thread(code: int) -> NoReturn:
     """End all ranks while another thread may be inside MPI, for ever."""
-    MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
         # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
         time.sleep(_LAST_WORDS)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Abort has nothing to add

@@ -23,9 +23,10 @@ PATIENCE = 30.0
 """Seconds in which a job that must end has ended; MPI's own ways of ending ranks take up to some 5."""
 
 
-def start(ranks: int, name: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a main of scripts/jobs.py; each rank's exit code becomes a line of ``folder / "codes"``."""
-    command = ["sh", "-c", RECORD, "sh", sys.executable, JOBS, name, str(folder)]
+def start(ranks: int, name: str, folder: Path, recording: bool = True) -> subprocess.Popen[str]:
+    """Start a main of scripts/jobs.py; each rank's exit code becomes a line of ``folder / "codes"``, unless
+    mpirun is to see by itself what ends a rank."""
+    command = [*(["sh", "-c", RECORD, "sh"] if recording else []), sys.executable, JOBS, name, str(folder)]
     return mpi.start(ranks, *command, env={"CODES": str(folder / "codes")})
 
 
@@ -156,9 +157,9 @@ class TestEnd:
         assert done.stderr.count("Traceback") == 1
 
 
-def under_way(name: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def under_way(name: str, folder: Path, recording: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
     """A job of three ranks, and their processes, which have told them."""
-    job = start(3, name, folder)
+    job = start(3, name, folder, recording)
     files = [folder / f"rank-{rank}" for rank in range(3)]
     wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None, "ranks to start")
     assert job.poll() is None, end(job).stderr
@@ -200,6 +201,24 @@ class TestSignals:
         assert set(exit_codes(tmp_path)) <= {130, 143}  # Open MPI gives ranks SIGTERM whatever it was given
         assert "Traceback" not in done.stderr
         wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+
+class TestStartOfMpi:
+    """While MPI starts, no thread of Python's may run, and ranks wait for each other."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_to_one_rank_ends_the_job(self, number: int, tmp_path: Path) -> None:
+        job, pids = under_way("started_slowly", tmp_path, recording=False)
+        os.kill(pids[1], number)
+        done = end(job)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+    def test_one_that_asks_to_stop_is_not_forgotten(self, tmp_path: Path) -> None:
+        job, pids = under_way("started_slowly", tmp_path)
+        os.kill(pids[1], signal.SIGUSR1)
+        assert end(job).returncode == 4
 
 
 class TestDeferredStops:

@@ -86,24 +86,24 @@ def failure_later(job: Job) -> int:
 
 def endless(job: Job) -> int:
     """Say which process each rank is, then wait inside MPI for a message that nobody sends."""
-    _tell_process(job)
+    _tell_process(job.rank)
     if job.rank == 0:
         job.comm.recv(source=1)
     job.comm.Barrier()
     return 0
 
 
-def _tell_process(job: Job) -> None:
+def _tell_process(rank: int | str) -> None:
     folder = Path(sys.argv[2])
-    unfinished = folder / f"unfinished-{job.rank}"
+    unfinished = folder / f"unfinished-{rank}"
     unfinished.write_text(str(os.getpid()))
-    unfinished.rename(folder / f"rank-{job.rank}")
+    unfinished.rename(folder / f"rank-{rank}")
 
 
 def asked_to_stop(job: Job) -> int:
     """Stop with 4 once any rank is asked to, however long that takes."""
     defer_stops()
-    _tell_process(job)
+    _tell_process(job.rank)
     while not any(job.comm.allgather(stop_was_asked())):
         time.sleep(0.01)
     return 4
@@ -125,7 +125,28 @@ def asked_early(job: Job) -> int:
     return 4 if stop_was_asked() else 5
 
 
+class SlowStart:
+    """An import of MPI takes this long: an entry of ``sys.meta_path``, which finds nothing."""
+
+    seconds = 2.0
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "mpi4py.MPI":
+            variables = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+            rank = next(os.environ[variable] for variable in variables if variable in os.environ)
+            _tell_process(rank)
+            time.sleep(self.seconds)
+
+
+def started_slowly(job: Job) -> int:
+    """4 where a SIGUSR1 came while MPI started."""
+    defer_stops()
+    return 4 if any(job.comm.allgather(stop_was_asked())) else 5
+
+
 # mpirun may kill the shell that records this process's exit code: then this process dies, too.
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if sys.argv[1] == "started_slowly":
+    sys.meta_path.insert(0, SlowStart())
 run(globals()[sys.argv[1]])
