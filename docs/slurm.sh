@@ -15,10 +15,13 @@ cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
 checkpoints=${CHECKPOINTS:-checkpoints-$SLURM_JOB_ID}
 
-# --mpi=pmi2 for MPICH.
-srun --mpi=pmix python train.py --hidden 512 --batch 12000 --checkpoint "$checkpoints" --resume "$@"
+# The word of the time before: a run that cannot write its own would come back for ever.
+rm -f "$checkpoints/state.json"
 
-# Only after exit code 0: a job that fails as it starts finds the word of the time before, and would come back for ever.
-if grep -q '"state": "preempted"' "$checkpoints/state.json"; then
+# --mpi=pmi2 for MPICH.
+srun --mpi=pmix python train.py --hidden 512 --batch 12000 "$@" --checkpoint "$checkpoints" --resume
+
+# Only after exit code 0, else the script has ended.
+if grep -qs '"state": "preempted"' "$checkpoints/state.json"; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

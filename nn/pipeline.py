@@ -115,7 +115,7 @@ class Pipeline:
         """Diverged on all ranks, unless those that each knows of are."""
         if not all(self._job.comm.allgather(finite)):
             raise Diverged(
-                "the last step left parameters that are not finite: nothing was written; try a smaller --lr"
+                "the last step left parameters that are not finite: no result was written; try a smaller --lr"
             )
 
     def evaluate(self) -> Report:
@@ -163,5 +163,5 @@ class Pipeline:
 def _require_finite(scores: Scores | None) -> None:
     if scores is not None and not math.isfinite(scores.loss):
         raise Diverged(
-            f"the loss on the test set is {scores.loss}: nothing was written; the parameters are too large"
+            f"the loss on the test set is {scores.loss}: no result was written; the parameters are too large"
         )

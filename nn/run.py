@@ -16,9 +16,11 @@ from numpy.typing import DTypeLike
 
 from nn import data
 from nn.ahead import Early
+from nn.checkpoints.folder import is_own_file
 from nn.checkpoints.past import Past, open_past
 from nn.console import Console
 from nn.data import Dataset
+from nn.data.files import shown
 from nn.files import require_writable
 from nn.gemm_versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launches import Kernels
@@ -61,10 +63,10 @@ def run(
     if options.checkpoint is not None:
         defer_stops()
     _require_alike(options, job)
-    with job.together():
-        if job.rank == 0:
-            _require_writable_files(options)
     with closing(_past(options, job, phases, console)) as past:
+        with job.together():
+            if job.rank == 0:
+                _require_writable_files(options)
         return _run_from(past, options, job, phases, console)
 
 
@@ -133,7 +135,10 @@ def _require_writable_files(options: Options) -> None:
     for name in ("save", "json", "predictions", "save_plan"):
         path = getattr(options, name)
         if path is not None:
-            require_writable(f"--{name.replace('_', '-')}", path)
+            option = f"--{name.replace('_', '-')}"
+            if options.checkpoint is not None and is_own_file(options.checkpoint, path):
+                raise UserError(f"{option} {shown(path)}: belongs to --checkpoint: name another place")
+            require_writable(option, path)
 
 
 def _load(options: Options, reading: Early[Dataset] | None, job: Job, phases: Phases) -> Dataset:

@@ -301,7 +301,7 @@ class Training:
                 self._batches.start(start.step)
             for run in runs(self._schedule, start.step, self._most, self._ends, self._graphs):
                 self._queue(run)
-                due = keeper is not None and keeper.is_due(run.stop)
+                due = keeper is not None and keeper.is_due(run.stop, log.step)
                 for step, loss in self._log.read(run.stop, now=due or self._waits(run.stop, validation)):
                     self._check(step, loss, console)
                     log.add(step, loss)
@@ -340,7 +340,8 @@ class Training:
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
         if not math.isfinite(loss):
             raise Diverged(
-                f"the loss is {loss} at epoch {epoch}, step {batch}: nothing was written; try a smaller --lr"
+                f"the loss is {loss} at epoch {epoch}, step {batch}: no result was written; "
+                "try a smaller --lr"
             )
         if self._prints(step):
             self.printed.append((step + 1, loss))
@@ -354,19 +355,21 @@ class _EpochLog:
         self, schedule: Schedule, validation: Evaluator | None, console: Console, start: Progress
     ) -> None:
         self._schedule, self._validation, self._console = schedule, validation, console
-        self._step, self._epochs, self._total = start.step, list(start.epochs), start.loss_sum
+        self.step = start.step
+        """So many steps have their losses here."""
+        self._epochs, self._total = list(start.epochs), start.loss_sum
         self._started = time.perf_counter()
 
     @property
     def progress(self) -> Progress:
         """After the last step that was added."""
-        return Progress(self._step, list(self._epochs), self._total)
+        return Progress(self.step, list(self._epochs), self._total)
 
     def add(self, step: int, loss: float) -> None:
         """The loss of the next step."""
-        self._step = step + 1
+        self.step = step + 1
         self._total += loss * self._schedule.size(step)
-        if self._step % self._schedule.batches == 0:
+        if self.step % self._schedule.batches == 0:
             self._end(self._schedule.epoch(step) + 1)
 
     def _end(self, number: int) -> None:

@@ -99,15 +99,21 @@ def is_own(path: Path) -> bool:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether `new_folder` has made this folder, and nobody else can have changed what is in it."""
-    return is_own(folder) and all(map(is_own, folder.iterdir()))
+    """Whether `new_folder` has made this folder, its files are still there, and nobody else can have changed
+    what is in them.
+
+    Clearing a cache by age leaves folders without files; a loss of power, files without bytes.
+    """
+    files = list(folder.iterdir()) if is_own(folder) else []
+    return bool(files) and all(is_own(file) and file.stat().st_size > 0 for file in files)
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder to be filled with files, which then gets this name: it appears whole or not at all.
 
-    Of jobs that fill it at once the first one counts. Raises UserError where it cannot be written.
+    Of jobs that fill it at once the first one counts. What is there already is replaced where it is not kept.
+    Raises UserError where it cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +122,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
             yield scratch
             for file in scratch.iterdir():
                 file.chmod(0o700)  # whatever the umask is
+            if folder.exists() and not is_kept(folder):
+                _remove(folder)
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if not is_kept(folder):  # else another job was faster, with the same result
             raise UserError(
-                f"{folder}: cannot be written ({error.strerror}): make room, remove what others can write, "
+                f"{folder}: cannot be written ({error.strerror}): make room, "
                 f"or set {VARIABLE} to another folder"
             ) from None
+
+
+def _remove(folder: Path) -> None:
+    """At once for others, who see all of it or nothing."""
+    aside = tempfile.mkdtemp(dir=folder.parent, prefix="removing-")
+    folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)

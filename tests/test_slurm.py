@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,11 +55,18 @@ def test_a_preempted_training_goes_back_into_the_queue(folder: Path) -> None:
     assert submit(folder, "--epochs", "9", STATE=str(folder / PREEMPTED / "state.json")) == 0
     assert (folder / "scontrol").read_text() == "requeue 42\n"
     started = (folder / "srun").read_text()
-    assert started.endswith("--checkpoint checkpoints-42 --resume --epochs 9\n") and " train.py " in started
+    assert started.endswith("--epochs 9 --checkpoint checkpoints-42 --resume\n") and " train.py " in started
 
 
 def test_a_finished_one_does_not(folder: Path) -> None:
     assert submit(folder, STATE=str(folder / FINISHED / "state.json")) == 0
+    assert not (folder / "scontrol").exists()
+
+
+def test_nor_does_one_that_cannot_say_so(folder: Path) -> None:
+    """What is there was said the time before."""
+    shutil.copy(folder / PREEMPTED / "state.json", folder / "checkpoints-42")
+    assert submit(folder, STATE="") == 0
     assert not (folder / "scontrol").exists()
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from nn.checkpoints import files
 from nn.checkpoints.files import OPTION, OtherVersion
 from nn.checkpoints.lock import Lock
-from nn.checkpoints.state import Checkpoint
-from nn.data.files import reading, shown
+from nn.checkpoints.state import Checkpoint, Story
+from nn.data.files import TooLarge, reading, shown
 from nn.files import BEGUN, require_writable, write_whole, writing
 from pyrt.errors import UserError
 
@@ -28,6 +28,9 @@ RUNNING, PREEMPTED, FINISHED = "running", "preempted", "finished"
 _NAME = re.compile(r"step-(\d{12})\.npz")
 _STATE = "state.json"
 _LOCK = "lock"
+
+_CHUNK = 1 << 22
+"""Bytes that are read at a time."""
 
 
 class InUse(UserError):
@@ -51,6 +54,10 @@ class Folder:
         self._hold()
         require_writable(OPTION, self.path / _STATE)
 
+    def require_readable(self) -> None:
+        """UserError where nobody can tell which checkpoints are there."""
+        self._steps()
+
     def require_unused(self) -> None:
         """UserError where there are checkpoints, which are somebody's work."""
         if self._steps():
@@ -60,15 +67,18 @@ class Folder:
             )
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest that is whole; those that would come before it are told."""
+        """The newest that is whole; those that would come before it are told. UserError for one that cannot
+        be read: it may be whole."""
         steps = self._steps()
         while steps:
             step = steps.pop()
             try:
                 result = files.load(self.file(step))
-            except OtherVersion:
+                _require_step(self.file(step), result.story, step)
+            except (OtherVersion, TooLarge):
                 raise
             except UserError as error:
+                _require_readable(self.file(step))
                 warn(f"{error}; " + ("the one before it is taken" if steps else "there is none before it"))
                 continue
             self._precisions[step] = result.story.validation_precision
@@ -97,7 +107,16 @@ class Folder:
         self._precisions[step] = checkpoint.story.validation_precision
         with writing(OPTION, self.path):
             self._sync()
-        self._write_state(RUNNING)
+        try:
+            self._write_state(RUNNING)
+        except UserError:  # for want of room, perhaps, which those that go leave
+            self._remove_old()
+            self._write_state(RUNNING)
+        else:
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """All but the last ones and the best."""
         kept = {*sorted(self._precisions)[-self._keep :], self._best}
         with writing(OPTION, self.path):
             for old in self._precisions.keys() - kept:
@@ -131,9 +150,9 @@ class Folder:
 
     def _steps(self) -> list[int]:
         """Of the files that are there, damaged ones too; ascending."""
-        if not self.path.is_dir():
-            return []
         with reading(self.path):
+            if not self.path.is_dir():
+                return []
             found = [_NAME.fullmatch(path.name) for path in self.path.iterdir()]
         return sorted(int(match[1]) for match in found if match)
 
@@ -141,7 +160,9 @@ class Folder:
         """Of these checkpoints, the whole ones: what they say of themselves is enough here."""
         for step in steps:
             try:
-                self._precisions[step] = files.load_story(self.file(step)).validation_precision
+                story = files.load_story(self.file(step))
+                _require_step(self.file(step), story, step)
+                self._precisions[step] = story.validation_precision
             except UserError:
                 continue
 
@@ -177,3 +198,29 @@ class Folder:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def is_own_file(folder: Path, path: Path) -> bool:
+    """Whether a path is that of a file which a run with its checkpoints in the folder writes by itself."""
+    is_there = os.path.realpath(path.parent) == os.path.realpath(folder)
+    return is_there and (path.name in (_STATE, _LOCK) or _NAME.fullmatch(path.name) is not None)
+
+
+def _require_step(path: Path, story: Story, step: int) -> None:
+    """UserError for a file that somebody has given the name of another step."""
+    if story.progress.step != step:
+        raise UserError(f"{shown(path)}: is of step {story.progress.step}, whatever its name says")
+
+
+def _require_readable(path: Path) -> None:
+    """UserError where not all bytes of a file can be read, so that nobody can tell whether it is damaged."""
+    try:
+        if path.is_file():  # a pipe would be waited for
+            with path.open("rb") as file:
+                while file.read(_CHUNK):
+                    pass
+    except OSError as error:
+        raise UserError(
+            f"{shown(path)}: cannot be read ({error.strerror}): mend that or, to go on from the one before, "
+            "move it away"
+        ) from None

@@ -53,9 +53,12 @@ class Keeper:
         self._snapshot = snapshot
         self._change(Folder.begin)
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is made after so many steps; also where the run is to stop then."""
-        if self._stopping.is_agreed(step):
+    def is_due(self, step: int, done: int) -> bool:
+        """Whether a checkpoint is made after so many steps, of which ``done`` are known to be over.
+
+        One is, too, where the run is to stop then.
+        """
+        if self._stopping.is_agreed(step, done):
             self.is_preempted = True
         return self.is_preempted or step % self._every == 0
 

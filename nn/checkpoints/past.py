@@ -129,6 +129,7 @@ def open_past(path: Path, options: Options, job: Job, warn: Callable[[str], None
         with job.together():
             if job.rank == 0:
                 folder = opened.enter_context(closing(Folder(path, options.keep)))
+                folder.require_readable()
                 if not options.memory:
                     _prepare(folder, options, warn)
                 if not options.resume:

@@ -2,7 +2,7 @@
 
 Ranks get a signal at different times, some of them none. What one of them knows the others learn from a
 non-blocking sum that begins after a step and is read an interval later: at the same step on every rank, when
-it is long over. The interval follows the time that steps take.
+it is long over. The interval follows the time that steps take, not that in which they are queued.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Stopping:
         self._job, self._comm = job, job.comm.Dup()
         self._mine, self._all = np.zeros(2, np.int64), np.zeros(2, np.int64)
         self._request: MPI.Request = MPI.REQUEST_NULL
-        self._looked, self._since = step, time.perf_counter()
+        self._done, self._since = step, time.perf_counter()
         self._next = step + 1
         self._is_agreed = False
 
-    def is_agreed(self, step: int) -> bool:
-        """Whether all ranks stop after so many steps."""
+    def is_agreed(self, step: int, done: int) -> bool:
+        """Whether all ranks stop after so many steps, of which this rank knows that ``done`` are over."""
         if step < self._next:
             return False
         if self._request != MPI.REQUEST_NULL:
@@ -46,7 +46,7 @@ class Stopping:
             if self._all[0]:
                 return True
         interval = max(1, int(self._all[1]))
-        self._mine[:] = stop_was_asked(), self._interval(step) if self._job.rank == 0 else 0
+        self._mine[:] = stop_was_asked(), self._interval(done) if self._job.rank == 0 else 0
         self._request = self._comm.Iallreduce(self._mine, self._all, MPI.MAX)
         self._next = step + interval
         return False
@@ -60,9 +60,9 @@ class Stopping:
             self._job.pause()
         self._comm.Free()
 
-    def _interval(self, step: int) -> int:
-        """Steps of `SECONDS`, by those since the last look."""
+    def _interval(self, done: int) -> int:
+        """Steps of `SECONDS`, by those that ended since the last look."""
         now = time.perf_counter()
-        pace = (step - self._looked) / max(now - self._since, 1e-9)
-        self._looked, self._since = step, now
+        pace = (done - self._done) / max(now - self._since, 1e-9)
+        self._done, self._since = done, now
         return max(1, min(_MOST, int(pace * SECONDS)))

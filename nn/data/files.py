@@ -11,6 +11,11 @@ from pathlib import Path
 
 from pyrt.errors import UserError
 
+
+class TooLarge(UserError):
+    """What is in a file does not fit into memory."""
+
+
 MOST_INFLATION = 1032  # deflate (gzip, zip) turns one byte into at most this many
 
 
@@ -52,7 +57,7 @@ def reading(path: Path) -> Iterator[None]:
     except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{shown(path)}: is damaged or cut short ({error}): get the file again") from error
     except MemoryError as error:
-        raise UserError(f"{shown(path)}: does not fit into memory: give a smaller data set") from error
+        raise TooLarge(f"{shown(path)}: does not fit into memory: give a smaller one") from error
     except OSError as error:
         raise UserError(
             f"{shown(path)}: cannot be read ({error.strerror or error}): check the path and its permissions"

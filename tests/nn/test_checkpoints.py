@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import resource
@@ -17,15 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 
 from nn import parameters
 from nn.batches import Schedule
 from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
-from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse
+from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse, is_own_file
 from nn.checkpoints.lock import Lock
 from nn.checkpoints.state import Checkpoint, Story, digest, digest_of_data
 from nn.data import Dataset
+from nn.files import write_whole
 from nn.network import Network
 from nn.options import Options
 from nn.progress import Epoch, Progress
@@ -296,6 +299,63 @@ class TestFolder:
         assert folder.newest(warnings.append) is None
         assert len(warnings) == 1 and warnings[0].endswith("there is none before it")
 
+    @pytest.mark.parametrize("reason", [errno.EACCES, errno.EIO, errno.ESTALE])
+    def test_one_that_cannot_be_read_may_be_whole(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch, reason: int
+    ) -> None:
+        """Nothing goes on from one before it, whose run would take its place."""
+        for step in (1, 2):
+            folder.add(made(step))
+
+        def refuse(path: str | Path, *arguments: Any, **more: Any) -> Any:
+            if str(path) == str(folder.file(2)):
+                raise OSError(reason, os.strerror(reason))
+            return open_(path, *arguments, **more)
+
+        open_ = io.open
+        monkeypatch.setattr(io, "open", refuse)
+        monkeypatch.setattr("builtins.open", refuse)
+        with pytest.raises(UserError, match=rf"{folder.file(2)}: cannot be read \({os.strerror(reason)}\)"):
+            folder.newest(pytest.fail)
+
+    def test_nor_is_one_damaged_for_which_there_is_no_memory(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for step in (1, 2):
+            folder.add(made(step))
+
+        def refuse(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(npy, "read_array", refuse)
+        with pytest.raises(UserError, match=f"{folder.file(2)}: does not fit into memory"):
+            folder.newest(pytest.fail)
+
+    def test_a_folder_that_cannot_be_looked_into_is_an_error(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+            Folder(tmp_path / ("c" * 300), 2).require_readable()
+        monkeypatch.setattr(Path, "is_dir", failing(errno.EACCES))
+        with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
+            folder.require_readable()
+
+    def test_a_name_makes_no_other_step_of_it(self, folder: Folder) -> None:
+        for step in (1, 2):
+            folder.add(made(step))
+        folder.file(2).rename(folder.file(900))
+        warnings: list[str] = []
+        again = Folder(folder.path, 1)
+        newest = again.newest(warnings.append)
+        assert newest is not None and newest.story.progress.step == 1
+        assert warnings == [
+            f"{folder.file(900)}: is of step 2, whatever its name says; the one before it is taken"
+        ]
+        folder.close()
+        again.add(made(3))
+        assert steps_in(again) == [3, 900]
+        again.close()
+
     def test_a_damaged_one_takes_no_place_from_whole_ones(self, folder: Folder) -> None:
         """Its step is behind those of the run that goes on before it."""
         for step in (1, 9):
@@ -360,6 +420,23 @@ class TestFolder:
         folder.add(made(4, 0.9))  # there is room again
         assert steps_in(folder) == [2, 4]
 
+    def test_a_disk_with_room_for_the_checkpoint_alone_loses_older_ones_first(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """state.json finds none until they have gone; else no other checkpoint would ever fit."""
+        for step in (1, 2):
+            folder.add(made(step))
+
+        def write(option: str, path: Path, write: Callable[[Any], object]) -> None:
+            if path.name == "state.json" and folder.file(1).exists():
+                raise UserError("no space")
+            write_whole(option, path, write)
+
+        monkeypatch.setattr("nn.checkpoints.folder.write_whole", write)
+        folder.add(made(3))
+        assert steps_in(folder) == [2, 3]
+        assert state(folder)["step"] == 3
+
     def test_a_folder_that_has_gone_is_made_again(self, folder: Folder) -> None:
         folder.add(made(1))
         for path in folder.path.iterdir():
@@ -410,6 +487,16 @@ class TestFolder:
             assert "\n" not in str(caught.value) and "None" not in str(caught.value)
         folder.require_unused()
         assert folder.newest(lambda line: None) is None
+
+
+def test_files_of_its_own_are_known_by_place_and_name(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "link").symlink_to("c")
+    for name in ("state.json", "lock", "step-000000000020.npz"):
+        assert is_own_file(tmp_path / "c", tmp_path / "link" / name)
+        assert not is_own_file(tmp_path / "c", tmp_path / name)
+    for name in ("final.npz", "step-20.npz", "state.json.bak"):
+        assert not is_own_file(tmp_path / "c", tmp_path / "c" / name)
 
 
 def begun(path: Path, keep: int) -> Folder:

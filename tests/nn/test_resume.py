@@ -24,6 +24,7 @@ from nn.console import Console
 from nn.model import Model
 from nn.network import Network
 from nn.options import Options
+from nn.problem import Problem
 from nn.report import Report
 from nn.run import run
 from nn.training import Diverged, Training
@@ -83,7 +84,7 @@ class Runs:
         job, self.said = job or join(), Said()
         with self._monkeypatch.context() as patch:
             if stop is not None:
-                patch.setattr(Stopping, "is_agreed", lambda stopping, step: step >= stop)
+                patch.setattr(Stopping, "is_agreed", lambda stopping, step, done: step >= stop)
             try:
                 return run(
                     dataclasses.replace(self.options, save=self._weights, **changes), job, None, self.said
@@ -407,6 +408,21 @@ def test_a_folder_that_another_run_writes_into_is_refused(runs: Runs) -> None:
     assert len(runs.resumed().epochs) == 3
 
 
+@pytest.mark.parallel([1, 2])
+@pytest.mark.parametrize("name", ["state.json", "lock", "step-000000000005.npz"])
+def test_no_other_file_of_a_run_takes_the_place_of_one_there(runs: Runs, name: str) -> None:
+    runs.kept(stop=7)
+    before = {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()}
+    with pytest.raises(UserError, match=rf"--json .*{name}: belongs to --checkpoint: name another place"):
+        runs.resumed(json=runs.checkpoints / name)
+    assert {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()} == before
+
+
+@pytest.mark.parallel([1, 2])
+def test_others_may_lie_beside_them_in_a_folder_that_the_run_makes(runs: Runs) -> None:
+    assert len(runs.kept(json=runs.checkpoints / "report.json").epochs) == SMALL.epochs
+
+
 def test_memory_changes_nothing_where_there_is_no_folder_yet(runs: Runs) -> None:
     assert runs.kept(memory=True).memory is not None
     assert not runs.checkpoints.exists()
@@ -499,7 +515,7 @@ def test_a_plan_that_is_none_is_a_mistake(runs: Runs) -> None:
         past = Past(join(), None, dataclasses.replace(checkpoint, story=story))
         with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="plan"):
             patch.setattr(Past, "_chose_here", lambda *_: True)
-            past.plan(run_module._network(runs.options, data.load(runs.options.data)), None)
+            past.plan(Problem.of(runs.options, data.load(runs.options.data)).network, None)
 
 
 # what goes wrong meanwhile

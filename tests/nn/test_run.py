@@ -557,7 +557,7 @@ def test_a_number_that_is_none_in_one_ranks_part_stops_all_at_the_same_step(driv
         nodes = 2 if exchange == "hierarchical" else None
         if exchange == "device" and not verdict(job, driver).is_proven:
             continue
-        with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3: nothing was") as caught:
+        with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3: no result was") as caught:
             run(using(options, device=where, share_gpus=True, exchange=exchange, ranks_per_node=nodes))
         assert caught.value.code == 1
     assert capfd.readouterr() == ("", "")

@@ -128,11 +128,36 @@ class TestNewFolder:
         assert (tmp_path / "key" / "library.so").read_text() == "code"
 
     @pytest.mark.parametrize("name", ["", "library.so"])
-    def test_what_others_can_write_is_neither_loaded_nor_replaced(self, tmp_path: Path, name: str) -> None:
+    def test_what_others_can_write_is_not_loaded_but_replaced(self, tmp_path: Path, name: str) -> None:
         self.fill(tmp_path / "key")
+        (tmp_path / "key" / "library.so").write_text("somebody else's")
         (tmp_path / "key" / name).chmod(0o777)
         assert not is_kept(tmp_path / "key")
-        with pytest.raises(UserError, match=r"key: cannot be written \(.*remove what others can write"):
+        self.fill(tmp_path / "key")
+        assert is_kept(tmp_path / "key")
+        assert (tmp_path / "key" / "library.so").read_text() == "code"
+        assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+    def test_so_is_what_has_lost_its_files_or_their_bytes(self, tmp_path: Path) -> None:
+        self.fill(tmp_path / "key")
+        (tmp_path / "key" / "library.so").write_bytes(b"")
+        assert not is_kept(tmp_path / "key")
+        (tmp_path / "key" / "library.so").unlink()
+        assert not is_kept(tmp_path / "key")
+        self.fill(tmp_path / "key")
+        assert is_kept(tmp_path / "key")
+
+    def test_a_folder_that_nobody_may_replace_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.fill(tmp_path / "key")
+        (tmp_path / "key").chmod(0o777)
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "rename", refuse)
+        with pytest.raises(UserError, match=r"key: cannot be written \(Operation not permitted\): make room"):
             self.fill(tmp_path / "key")
 
     def test_nor_what_is_another_users(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

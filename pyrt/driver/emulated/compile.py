@@ -144,6 +144,8 @@ def _compile(files: list[Path], compiling: list[str], linking: list[str], folder
         _run([*compiling, "-c", str(file), "-o", str(target)], "does not compile it")
     # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
     _run([*linking, *map(str, objects), "-o", str(folder / _LIBRARY)], "does not link it")
+    for each in objects:
+        each.unlink()
 
 
 def _run(command: list[str], failure: str) -> str:
