@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 
 class WrongResult(UserError):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help lists the options)")
+        raise UserError(f"{shown(message)} (--help lists the options)")
 
 
 def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:

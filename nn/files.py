@@ -13,8 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from nn.data.files import shown
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 BEGUN = ".writing-"
 """Before the name of a file that is not whole yet: one that a killed process has left."""

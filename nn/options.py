@@ -17,12 +17,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nn import placement
-from nn.data.files import shown
 from nn.gemm_versions import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
 from nn.tensor_cores import TERMS
 from pyrt import devices, exchange
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 ERRORS = STOP, WARN = ("stop", "warn")
 """What to do when a checkpoint cannot be written."""
@@ -163,7 +162,7 @@ class Options:
         _require("keep", self.keep, self.keep >= 1, "a whole number, 1 or more")
         if not re.fullmatch("[1-9][0-9]{0,14}(ep)?", self.checkpoint_every):
             raise UserError(
-                f"--checkpoint-every {self.checkpoint_every}: must be steps, as 500, or epochs, as 2ep"
+                f"--checkpoint-every {shown(self.checkpoint_every)}: must be steps, as 500, or epochs, as 2ep"
             )
         self._check_combinations()
 
@@ -193,7 +192,7 @@ class Options:
         if self.grid is not None and self.plan != "model":
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
-            raise UserError(f"--grid {self.grid}: must be groups x shards, as 2x4")
+            raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from nn.data import npz
-from nn.data.files import shown
 from nn.files import write_arrays, write_whole
 from nn.network import Network
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 _LONGEST = 1 << 22
 """Bytes that a file's story may take, of text."""

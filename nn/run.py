@@ -20,7 +20,6 @@ from nn.checkpoints.folder import is_own_file
 from nn.checkpoints.past import Past, open_past
 from nn.console import Console
 from nn.data import Dataset
-from nn.data.files import shown
 from nn.files import require_writable
 from nn.gemm_versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launches import Kernels
@@ -40,7 +39,7 @@ from nn.setup import set_up
 from pyrt.alike import require_alike, sources
 from pyrt.devices import Device, open_device
 from pyrt.driver import Driver
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 from pyrt.exchange.choose import Choice, choose
 from pyrt.job import Job, defer_stops, join
 from pyrt.kernels import KernelLibrary

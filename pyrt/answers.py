@@ -68,5 +68,5 @@ def read(key: Mapping[str, object]) -> dict[str, str] | None:
     try:
         content = json.loads(path(key).read_text())
         return {str(call): str(result) for call, result in content["results"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or not ours
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or not ours
         return None

@@ -6,12 +6,14 @@ used, and what is loaded is this user's own, and nobody else can write it.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +23,19 @@ from pyrt.errors import UserError
 
 VARIABLE = "PYRT_CACHE_DIR"
 
+_SUMS = "sha256"
+"""The file in a folder of compiled kernels that tells whether the others are whole."""
+
 _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder(name: str) -> Path:
-    """The cache's folder of that name; not made here."""
-    root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("pyrt")
-    return Path(root).expanduser() / name
+    """The cache's folder of that name; not made here. UserError for a user who has no home."""
+    try:
+        root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("pyrt")
+        return Path(root).expanduser() / name
+    except RuntimeError:
+        raise UserError(f"there is no home directory: set {VARIABLE} to a folder of your own") from None
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,13 @@ def use_kernel_folder(folder: KernelFolder) -> None:
 
 
 def _find() -> KernelFolder:
-    folder = cache_folder("kernels")
-    obstacle = _obstacle(folder)
-    if not obstacle:
-        return KernelFolder(folder, "")
+    try:
+        folder = cache_folder("kernels")
+        obstacle = _obstacle(folder)
+        if not obstacle:
+            return KernelFolder(folder, "")
+    except UserError as error:
+        obstacle = str(error)
     try:
         _Found.temporary = tempfile.TemporaryDirectory(prefix="pyrt-kernels-")
     except OSError as error:
@@ -99,13 +110,15 @@ def is_own(path: Path) -> bool:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether `new_folder` has made this folder, its files are still there, and nobody else can have changed
-    what is in them.
+    """Whether what `new_folder` has put there is still there, byte for byte, and nobody else can change it.
 
-    Clearing a cache by age leaves folders without files; a loss of power, files without bytes.
+    Clearing a cache by age leaves folders without files, a loss of power files without their bytes.
     """
-    files = list(folder.iterdir()) if is_own(folder) else []
-    return bool(files) and all(is_own(file) and file.stat().st_size > 0 for file in files)
+    try:
+        files = list(folder.iterdir()) if is_own(folder) else []
+        return bool(files) and all(map(is_own, files)) and (folder / _SUMS).read_text() == _sums(files)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
@@ -120,23 +133,45 @@ def new_folder(folder: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="compiling-"))
         try:
             yield scratch
+            (scratch / _SUMS).write_text(_sums(list(scratch.iterdir())))
             for file in scratch.iterdir():
                 file.chmod(0o700)  # whatever the umask is
-            if folder.exists() and not is_kept(folder):
-                _remove(folder)
-            scratch.rename(folder)
+            _put(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         if not is_kept(folder):  # else another job was faster, with the same result
             raise UserError(
-                f"{folder}: cannot be written ({error.strerror}): make room, "
-                f"or set {VARIABLE} to another folder"
+                f"{folder}: cannot be written ({error.strerror}): make room, or set {VARIABLE} to another "
+                "folder"
             ) from None
 
 
-def _remove(folder: Path) -> None:
-    """At once for others, who see all of it or nothing."""
-    aside = tempfile.mkdtemp(dir=folder.parent, prefix="removing-")
-    folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+def _put(scratch: Path, folder: Path) -> None:
+    """Under its name, in the place of what is there and not kept."""
+    with _held(folder.parent):  # else one job would remove what another has just put there
+        if is_kept(folder):
+            return
+        aside = tempfile.mkdtemp(dir=folder.parent, prefix="removing-")
+        with suppress(FileNotFoundError):
+            folder.rename(Path(aside) / folder.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        scratch.rename(folder)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """By one process at a time, where the file system has locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sums(files: Iterable[Path]) -> str:
+    """A line for each file but that of the sums: SHA-256 and name."""
+    named = sorted((file.name, file) for file in files if file.name != _SUMS)
+    return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}\n" for name, file in named)

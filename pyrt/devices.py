@@ -13,7 +13,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver, compile
 from pyrt.driver.nvcc import find_nvcc
 from pyrt.errors import UserError
-from pyrt.job import AgreedError, Job
+from pyrt.job import AgreedError, Job, undisturbed
 
 CHOICES = ("auto", "cuda", "emulated", "cpu")
 
@@ -52,7 +52,7 @@ def open_device(
         warning = _share_kernel_folder(job)
         with job.together():
             if job.node.rank == 0:  # the others find it in the cache
-                compile.runtime_library()
+                undisturbed(compile.runtime_library)
         with job.together():
             driver = EmulatedDriver(sanitize, order_seed)
         return Device(driver, "the same kernels on the CPU, slowly: for tests", warning)

@@ -1,4 +1,8 @@
-"""The one exception whose message is meant for the person who started the program."""
+"""The one exception whose message is meant for the person who started the program, and what goes into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -9,3 +13,9 @@ class UserError(Exception):
     """
 
     code = 2
+
+
+def shown(text: str | Path) -> str:
+    """A path, or what else the user gave, as it goes into a message of one line, whatever is in it."""
+    text = str(text)
+    return text if text.isprintable() else ascii(text)[1:-1]

@@ -14,6 +14,7 @@ ways, on every rank:
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -26,12 +27,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pyrt.errors import UserError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI"),
@@ -55,6 +58,10 @@ _ABORT_SECONDS = 2
 """After which the system ends a rank whose launcher does not."""
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
+
+_NOTICED = 0.2
+"""Seconds within which a signal that has come is known of: a thread takes it."""
+
 _STOPS = (*_ENDS, signal.SIGUSR1)
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -145,6 +152,8 @@ def agreed_by_some() -> Iterator[None]:
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
     program = _program()
+    if sys.stdout is None:  # it was closed
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     _watch_signals(program)
     try:
         job = join()
@@ -153,6 +162,7 @@ def run(main: Callable[[Job], int]) -> NoReturn:
     _watch(*_ENDS)
     try:
         code = main(job)
+        sys.stdout.flush()
     except AgreedError as error:
         _exit_with_error(program, error, printing=job.rank == 0)
     except UserError as error:  # raised outside ``together``: the other ranks do not know
@@ -166,7 +176,10 @@ def run(main: Callable[[Job], int]) -> NoReturn:
         _abort(job, 128 + signal.SIGPIPE)
     except SystemExit:
         raise
-    except BaseException:
+    except BaseException as error:
+        if _is_of_output(error):
+            _print_error(program, f"what is printed finds no room ({error})")
+            _abort(job, UserError.code)
         _print_traceback(program, job)
         _abort(job, 1)
     sys.exit(code)
@@ -176,6 +189,11 @@ def _program() -> str:
     """What runs, as errors name it: a file, or a package."""
     path = Path(sys.argv[0])
     return path.parent.name if path.name == "__main__.py" else path.name
+
+
+def _is_of_output(error: BaseException) -> bool:
+    """Whether what is printed finds no room. What other files find is a UserError by now."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _abort(job: Job, code: int) -> NoReturn:
@@ -276,6 +294,24 @@ def defer_stops() -> None:
 def stop_was_asked() -> bool:
     """Whether this rank got SIGUSR1, or one of those that are deferred."""
     return _Stops.was_asked
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """What work gives that starts other programs; done again where it fails while this rank is asked to stop.
+
+    The signal may have ended the program, too, as that of a terminal or of Slurm does. Whether this rank ends
+    is for others to say.
+    """
+    was_asked = stop_was_asked()
+    try:
+        return work()
+    except UserError:
+        until = time.monotonic() + _NOTICED
+        while not stop_was_asked() and time.monotonic() < until:
+            time.sleep(_NAP)
+        if was_asked or not stop_was_asked():
+            raise
+        return work()
 
 
 def _watch_signals(program: str) -> None:

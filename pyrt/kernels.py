@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ import numpy as np
 from pyrt.cache import kernel_folder
 from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle
 from pyrt.errors import UserError
-from pyrt.job import stop_was_asked
+from pyrt.job import undisturbed
 from pyrt.memory import DeviceArray
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
@@ -282,14 +283,9 @@ class KernelLibrary:
             list(pool.map(lambda job: self._compile(*job), jobs))
 
     def _compile(self, file: str, source: str) -> None:
-        was_asked = stop_was_asked()
         try:
-            self.driver.compile(source, self.cache_dir)
+            undisturbed(partial(self.driver.compile, source, self.cache_dir))
         except UserError as error:
-            if stop_was_asked() and not was_asked:
-                # The signal may have ended the compiler, too, as that of a terminal or of Slurm does. Whether
-                # this rank ends is for others to say.
-                return self._compile(file, source)
             raise UserError(f"{find(f'{file}.cu', self.directories)}: {error}") from None
 
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:

@@ -225,7 +225,16 @@ class TestOthers:
     [
         ("echo broken >&2; exit 3", "says no version: mend it, or name another one in $CXX\nbroken"),
         ("[ $1 = --version ] && exit; echo k.cpp:1: no >&2; exit 1", "does not compile it\nk.cpp:1: no"),
-        ("[ $1 = --version ] && exit; kill -9 $$", "was ended by SIGKILL: is there enough memory?"),
+        ("[ $1 = --version ] && exit; kill -9 $$", "was ended (Killed): is there enough memory?"),
+        (
+            "[ $1 = --version ] && exit; kill -40 $$",
+            "was ended (Real-time signal 6): is there enough memory?",
+        ),
+        ("exit", "says nothing, and makes nothing: name another one in $CXX"),
+        (
+            "[ $1 = --version ] && exit; printf '\\351\\n' >&2; exit 1",
+            "does not compile it\n\N{REPLACEMENT CHARACTER}",
+        ),
         (None, "does not run (Exec format error): name another one in $CXX"),
     ],
 )

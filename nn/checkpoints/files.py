@@ -18,10 +18,10 @@ import numpy as np
 
 from nn.checkpoints.state import Checkpoint, Story
 from nn.data import npz
-from nn.data.files import file_size, shown
+from nn.data.files import file_size
 from nn.files import write_arrays, write_whole
 from nn.progress import Progress
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 VERSION = 2
 """Of what is in a file."""

@@ -19,9 +19,9 @@ from nn.checkpoints import files
 from nn.checkpoints.files import OPTION, OtherVersion
 from nn.checkpoints.lock import Lock
 from nn.checkpoints.state import Checkpoint, Story
-from nn.data.files import TooLarge, reading, shown
+from nn.data.files import TooLarge, reading
 from nn.files import BEGUN, require_writable, write_whole, writing
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 RUNNING, PREEMPTED, FINISHED = "running", "preempted", "finished"
 
@@ -202,8 +202,9 @@ class Folder:
 
 def is_own_file(folder: Path, path: Path) -> bool:
     """Whether a path is that of a file which a run with its checkpoints in the folder writes by itself."""
-    is_there = os.path.realpath(path.parent) == os.path.realpath(folder)
-    return is_there and (path.name in (_STATE, _LOCK) or _NAME.fullmatch(path.name) is not None)
+    real = Path(os.path.realpath(path))  # what is written goes through links
+    is_there = real.parent == Path(os.path.realpath(folder))
+    return is_there and (real.name in (_STATE, _LOCK) or _NAME.fullmatch(real.name) is not None)
 
 
 def _require_step(path: Path, story: Story, step: int) -> None:

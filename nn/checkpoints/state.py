@@ -11,11 +11,10 @@ import numpy as np
 
 from nn.batches import Schedule
 from nn.data import Dataset
-from nn.data.files import shown
 from nn.network import Network
 from nn.options import Options
 from nn.progress import Progress
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 _SAME = (
     *("hidden", "activation", "head", "reg", "batch", "lr", "momentum", "dtype"),

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from nn.data import idx, mnist, npz
 from nn.data.dataset import Dataset, Part, validate
-from nn.data.files import shown
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 __all__ = ["Dataset", "Part", "load", "validate"]
 

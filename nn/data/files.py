@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 
 class TooLarge(UserError):
@@ -17,12 +17,6 @@ class TooLarge(UserError):
 
 
 MOST_INFLATION = 1032  # deflate (gzip, zip) turns one byte into at most this many
-
-
-def shown(path: str | Path) -> str:
-    """The path as it goes into a message of one line, whatever is in its name."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def file_size(path: Path) -> int:

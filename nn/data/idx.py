@@ -15,8 +15,8 @@ from typing import IO, cast
 import numpy as np
 
 from nn.data.dataset import Dataset, Part, validate
-from nn.data.files import MOST_INFLATION, file_size, reading, shown
-from pyrt.errors import UserError
+from nn.data.files import MOST_INFLATION, file_size, reading
+from pyrt.errors import UserError, shown
 
 GZIP_MAGIC = b"\x1f\x8b"
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

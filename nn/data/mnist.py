@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nn.data.files import shown
 from pyrt import cache
 from pyrt.cache import cache_folder
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from nn.data.dataset import Dataset, Part, validate
-from nn.data.files import MOST_INFLATION, file_size, reading, shown
-from pyrt.errors import UserError
+from nn.data.files import MOST_INFLATION, file_size, reading
+from pyrt.errors import UserError, shown
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

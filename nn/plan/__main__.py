@@ -25,7 +25,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UserErrors."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help lists the options)")
+        raise UserError(f"{shown(message)} (--help lists the options)")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -94,7 +94,6 @@ _sizes.__name__ = "list of whole numbers"
 
 def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
     """From the file, or of this job's machine. Collective; UserError on all ranks."""
-    from nn.data.files import shown
     from nn.plan import rates
 
     if wanted.rates is None:

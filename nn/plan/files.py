@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nn.data.files import read_small, shown
+from nn.data.files import read_small
 from nn.files import write_whole
 from nn.plan import SPLITS, Plan
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 _LARGEST = 1 << 16
 """Bytes of a file that may hold a plan."""

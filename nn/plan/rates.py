@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nn.data.files import read_small, shown
+from nn.data.files import read_small
 from nn.files import write_whole
 from nn.gemm_versions import GEMM_VERSIONS, fastest_gemm
 from nn.mma import MMA_TERMS
@@ -23,7 +23,7 @@ from nn.options import DTYPES
 from nn.plan.paper import Device
 from nn.tensor_cores import TERMS
 from pyrt import exchange
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 
 GATHER, TRANSPOSE, REDUCE, SUM, EXCHANGE = KINDS = ("gather", "transpose", "reduce", "sum", "exchange")
 """What moves: parts to all, rows to columns or back, a sum to parts, a sum to all; and the exchange of

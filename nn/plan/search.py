@@ -65,7 +65,9 @@ class Search:
         return Plan.data(self.ranks, self.task.network.depth)
 
     def fork_and_join(self) -> Cost | None:
-        """Of the course's way; None where one rank cannot hold the batch."""
+        """Of the course's way; None for a rank alone, and where one cannot hold the batch."""
+        if self.ranks == 1:
+            return None
         alone = Plan.data(1, self.task.network.depth)
         try:
             return fork_and_join(on_paper(self.task, alone, self.rates.device), self.ranks, self.rates)

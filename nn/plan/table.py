@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from nn.data.files import shown
 from nn.plan import Plan
 from nn.plan.cost import Cost, Costing
 from nn.plan.paper import on_paper
 from nn.plan.search import Search
+from pyrt.errors import shown
 
 MOST_GRIDS = 6
 """Of groups and shards, beside the plainest two, that are shown."""

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nn.data.files import shown
-from pyrt.errors import UserError
+from pyrt.errors import UserError, shown
 from tests.fuzz.readers import Reader
 
 MEMORY, MEMORY_PER_BYTE = 4 << 20, 64

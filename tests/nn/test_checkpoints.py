@@ -495,6 +495,8 @@ def test_files_of_its_own_are_known_by_place_and_name(tmp_path: Path) -> None:
     for name in ("state.json", "lock", "step-000000000020.npz"):
         assert is_own_file(tmp_path / "c", tmp_path / "link" / name)
         assert not is_own_file(tmp_path / "c", tmp_path / name)
+    (tmp_path / "other.json").symlink_to("c/state.json")
+    assert is_own_file(tmp_path / "c", tmp_path / "other.json")
     for name in ("final.npz", "step-20.npz", "state.json.bak"):
         assert not is_own_file(tmp_path / "c", tmp_path / "c" / name)
 

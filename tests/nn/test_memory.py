@@ -17,6 +17,7 @@ from nn.plan.paper import Device, PaperDriver
 from nn.problem import Problem
 from nn.run import run
 from nn.training import Training
+from pyrt import devices
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
@@ -205,6 +206,7 @@ def test_what_does_not_fit_is_refused_before_training(digits, monkeypatch):
 def test_ranks_of_a_node_share_its_memory(driver, digits, monkeypatch):
     """What fits for one rank does not for two. Where one has no room all end."""
     job = join()
+    monkeypatch.setattr(devices, "assign", lambda visible, share_gpus: [0] * len(visible))  # all take one GPU
     options = dataclasses.replace(SMALL, data=digits, device=driver.name, share_gpus=True, exchange="host")
     needs = run(dataclasses.replace(options, placement="resident", memory=True)).memory
     free = {"now": needs.device + 1}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,39 @@ def test_the_users_own_cache_unless_it_is_moved(tmp_path, monkeypatch):
     assert cache_folder("mnist") == tmp_path / ".cache" / "pyrt" / "mnist"
     monkeypatch.setenv("PYRT_CACHE_DIR", "~/moved")
     assert cache_folder("kernels") == Path(tmp_path) / "moved" / "kernels"
+    monkeypatch.setenv("PYRT_CACHE_DIR", "~nobody-of-that-name/moved")
+    with pytest.raises(UserError, match="there is no home directory: set PYRT_CACHE_DIR to"):
+        cache_folder("kernels")
+
+
+def without_files(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def without_bytes(folder: Path) -> None:
+    (folder / "library.so").write_bytes(b"")
+
+
+def of_other_bytes(folder: Path) -> None:
+    (folder / "library.so").write_text("edoc")
+
+
+def under_another_name(folder: Path) -> None:
+    (folder / "library.so").rename(folder / "other.so")
+
+
+def a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+def a_link_to_nothing(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("nothing")
+
+
+DAMAGES = (without_files, without_bytes, of_other_bytes, under_another_name, a_file, a_link_to_nothing)
 
 
 def another_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +119,10 @@ class TestKernelFolder:
         assert f"{tmp_path / place}/kernels cannot be written (" in why
         assert why.endswith("): set PYRT_CACHE_DIR to a folder of your own")
 
+    def test_who_has_no_home_keeps_none(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYRT_CACHE_DIR", "~nobody-of-that-name/moved")
+        assert "there is no home directory: set PYRT_CACHE_DIR to" in self.not_kept(root)
+
     def test_without_any_folder_there_is_an_error(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         root.touch()
 
@@ -138,14 +178,29 @@ class TestNewFolder:
         assert (tmp_path / "key" / "library.so").read_text() == "code"
         assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
-    def test_so_is_what_has_lost_its_files_or_their_bytes(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+    def test_so_is_what_is_damaged(self, tmp_path: Path, damage: Callable[[Path], None]) -> None:
         self.fill(tmp_path / "key")
-        (tmp_path / "key" / "library.so").write_bytes(b"")
-        assert not is_kept(tmp_path / "key")
-        (tmp_path / "key" / "library.so").unlink()
+        damage(tmp_path / "key")
         assert not is_kept(tmp_path / "key")
         self.fill(tmp_path / "key")
         assert is_kept(tmp_path / "key")
+        assert (tmp_path / "key" / "library.so").read_text() == "code"
+
+    def test_of_jobs_that_replace_it_at_once_all_find_it_whole(self, tmp_path: Path) -> None:
+        for round in range(30):
+            folder = tmp_path / str(round)
+            self.fill(folder)
+            (folder / "library.so").write_bytes(b"")
+            with ThreadPoolExecutor(8) as pool:
+                for done in [pool.submit(self.find, folder) for _ in range(8)]:
+                    assert done.result() == "code"
+        assert not list(tmp_path.glob("*ing-*"))
+
+    def find(self, folder: Path) -> str:
+        if not is_kept(folder):
+            self.fill(folder)
+        return (folder / "library.so").read_text()
 
     def test_a_folder_that_nobody_may_replace_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -203,6 +203,18 @@ class TestSignals:
         wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
 
 
+class TestOutput:
+    def test_a_full_disk_is_one_line(self) -> None:
+        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} prints >/dev/full")
+        assert done.returncode == 2
+        assert "jobs.py: error: what is printed finds no room ([Errno 28] No space" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_nobody_need_listen(self) -> None:
+        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} prints >&-")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 class TestStartOfMpi:
     """While MPI starts, no thread of Python's may run, and ranks wait for each other."""
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -369,16 +370,18 @@ class TestLibrary:
     def test_a_compiler_that_a_signal_has_ended_starts_again(
         self, library: KernelLibrary, notes: NotingDriver, monkeypatch: pytest.MonkeyPatch, asked: bool
     ) -> None:
-        def end(source: str, cache_dir: str) -> None:
-            monkeypatch.setattr(notes, "compile", compile_)
-            monkeypatch.setattr("pyrt.kernels.stop_was_asked", lambda: asked)
-            raise UserError("nvcc does not compile it")
+        def compile_(source: str, cache_dir: str) -> None:
+            notes.compiled.append(source)
+            if len(notes.compiled) == 1:
+                # A thread notes it, some moments after the signal has ended the compiler.
+                later = Timer(0.02, monkeypatch.setattr, ("pyrt.job.stop_was_asked", lambda: asked))
+                later.start()
+                raise UserError("nvcc does not compile it")
 
-        compile_ = notes.compile
-        monkeypatch.setattr(notes, "compile", end)
+        monkeypatch.setattr(notes, "compile", compile_)
         if asked:
             library.compile([("scale", {"REAL": "float"})])
-            assert len(notes.compiled) == 1
+            assert len(notes.compiled) == 2
         else:
             with pytest.raises(UserError, match="nvcc does not compile it"):
                 library.compile([("scale", {"REAL": "float"})])
@@ -386,7 +389,7 @@ class TestLibrary:
     def test_a_stop_that_was_asked_for_before_ends_no_compiler(
         self, library: KernelLibrary, notes: NotingDriver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pyrt.kernels.stop_was_asked", lambda: True)
+        monkeypatch.setattr("pyrt.job.stop_was_asked", lambda: True)
         notes.fails_with = UserError("nvcc does not compile it")
         with pytest.raises(UserError, match="nvcc does not compile it"):
             library.compile([("scale", {"REAL": "float"})])

@@ -42,7 +42,9 @@ VERSION = 1
 def measured(setting: Setting) -> Rates:
     """Of this job's machine, from the cache or new. Collective: the same on every rank."""
     key = _key(setting)
-    file = cache_folder("rates") / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    with setting.job.together():
+        folder = cache_folder("rates")
+    file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     kept = setting.job.comm.bcast(_read(file) if setting.job.rank == 0 else None)
     if kept is not None:
         return kept

@@ -144,6 +144,8 @@ def _compile(files: list[Path], compiling: list[str], linking: list[str], folder
         _run([*compiling, "-c", str(file), "-o", str(target)], "does not compile it")
     # -fsanitize is for compiling only: here it would bring the compiler's own runtime in.
     _run([*linking, *map(str, objects), "-o", str(folder / _LIBRARY)], "does not link it")
+    if not (folder / _LIBRARY).is_file():
+        raise UserError(f"{linking[0]} says nothing, and makes nothing: name another one in $CXX")
     for each in objects:
         each.unlink()
 
@@ -152,12 +154,12 @@ def _run(command: list[str], failure: str) -> str:
     """What the compiler prints. Raises UserError with its words: that it is a ``failure``."""
     try:
         # Ctrl-C is for the ranks alone: they may finish what they began, or end by themselves.
-        done = subprocess.run(command, capture_output=True, text=True, process_group=0)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", process_group=0)
     except OSError as error:
         raise UserError(f"{command[0]} does not run ({error.strerror}): name another one in $CXX") from None
     if done.returncode < 0:
-        killed = signal.Signals(-done.returncode).name
-        raise UserError(f"{command[0]} was ended by {killed}: is there enough memory?\n{done.stderr}".strip())
+        signal_ = signal.strsignal(-done.returncode)
+        raise UserError(f"{command[0]} was ended ({signal_}): is there enough memory?\n{done.stderr}".strip())
     if done.returncode:
         raise UserError(f"{command[0]} {failure}\n{done.stderr}".strip())
     return done.stdout

@@ -125,6 +125,11 @@ def asked_early(job: Job) -> int:
     return 4 if stop_was_asked() else 5
 
 
+def prints(job: Job) -> int:
+    print("words")
+    return 0
+
+
 class SlowStart:
     """An import of MPI takes this long: an entry of ``sys.meta_path``, which finds nothing."""
 
