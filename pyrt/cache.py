@@ -149,14 +149,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _put(scratch: Path, folder: Path) -> None:
     """Under its name, in the place of what is there and not kept."""
-    with _held(folder.parent):  # else one job would remove what another has just put there
-        if is_kept(folder):
-            return
-        aside = tempfile.mkdtemp(dir=folder.parent, prefix="removing-")
-        with suppress(FileNotFoundError):
-            folder.rename(Path(aside) / folder.name)
-        shutil.rmtree(aside, ignore_errors=True)
+    try:
         scratch.rename(folder)
+        return
+    except OSError:
+        if not os.path.lexists(folder):
+            raise
+    # One at a time, else a job would remove what another has just put there.
+    with _held(folder.parent), _aside(folder.parent) as aside:
+        if not is_kept(folder):
+            folder.rename(Path(aside) / folder.name)
+            scratch.rename(folder)
+
+
+def _aside(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=folder, prefix="removing-", ignore_cleanup_errors=True)
 
 
 @contextmanager

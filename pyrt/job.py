@@ -59,10 +59,10 @@ _ABORT_SECONDS = 2
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 
+_STOPS = (*_ENDS, signal.SIGUSR1)
+
 _NOTICED = 0.2
 """Seconds within which a signal that has come is known of: a thread takes it."""
-
-_STOPS = (*_ENDS, signal.SIGUSR1)
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """By which a BLAS is told of its threads; ranks pass them on to what they start."""
