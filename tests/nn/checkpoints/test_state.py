@@ -1,0 +1,141 @@
+"""nn/checkpoints/state.py: which runs may go on from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nn.batches import Schedule
+from nn.checkpoints.state import digest, digest_of_data
+from nn.data import Dataset
+from nn.options import Options
+from nn.progress import Progress
+from pyrt.errors import UserError
+from tests.nn.checkpoints.made import NETWORK, made
+
+
+class TestStory:
+    """Which runs may go on from a checkpoint."""
+
+    SCHEDULE = Schedule(50, 50, 10, 3, True, 0)
+
+    def test_the_same_run_may(self) -> None:
+        made(7).story.require_fits(Options(), self.SCHEDULE, "digest")
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"epochs": 100},
+            {"device": "cpu"},
+            {"exchange": "root"},
+            {"plan": "model"},
+            {"graph": False},
+            {"check": True},
+            {"print_every": 3},
+            {"checkpoint": Path("c"), "checkpoint_every": "7", "keep": 9, "resume": True},
+        ],
+    )
+    def test_what_changes_no_network_may_change(self, changes: dict[str, Any]) -> None:
+        made(7).story.require_fits(Options(**changes), self.SCHEDULE, "digest")
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"hidden": (512, 256)}, "with --hidden 512, this run is with --hidden 512,256"),
+            ({"activation": "tanh"}, "--activation sigmoid"),
+            ({"head": "sigmoid"}, "--head softmax"),
+            ({"reg": 0.0}, "--reg 0.0001"),
+            ({"batch": 7}, "with --batch 3000, this run is with --batch 7"),
+            ({"lr": 0.5}, "--lr 1.0"),
+            ({"momentum": 0.5}, "--momentum 0.0"),
+            ({"dtype": "float64"}, "with --dtype float32, this run is with --dtype float64"),
+            ({"samples": 9}, "without --samples, this run is with --samples 9"),
+            ({"val_fraction": 0.5}, "--val-fraction 0.1"),
+            ({"shuffle": False}, "with --shuffle, this run is with --no-shuffle"),
+            ({"seed": 1}, "--seed 0"),
+            ({"pixel_scale": 1.0}, "--pixel-scale 255.0"),
+        ],
+    )
+    def test_another_training_may_not(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(UserError, match="--resume: the checkpoint was made ") as caught:
+            made(7).story.require_fits(Options(**changes), self.SCHEDULE, "digest")
+        assert words in str(caught.value)
+
+    def test_other_data_may_not(self) -> None:
+        with pytest.raises(UserError, match="other training or validation data: give the same --data"):
+            made(7).story.require_fits(Options(), self.SCHEDULE, "other")
+
+    def test_a_run_that_ends_before_it_may_not(self) -> None:
+        made(15).story.require_fits(Options(epochs=3), self.SCHEDULE, "digest")
+        with pytest.raises(UserError, match="is of step 16, and --epochs 3 end at 15"):
+            made(16).story.require_fits(Options(epochs=3), self.SCHEDULE, "digest")
+
+    def test_epochs_that_are_not_those_of_its_step_may_not(self) -> None:
+        story = replace(made(7).story, progress=Progress(7, [], 0.0))
+        with pytest.raises(UserError, match="step 7, but tells of 0 epochs"):
+            story.require_fits(Options(), self.SCHEDULE, "digest")
+
+    @pytest.mark.parametrize("what", ["parameters", "velocity"])
+    @pytest.mark.parametrize("kind", ["missing", "more", "shape", "dtype"])
+    def test_arrays_of_another_network_may_not(self, what: str, kind: str) -> None:
+        checkpoint = made(7)
+        checkpoint.require_arrays(NETWORK, "float32", momentum=True)
+        arrays = getattr(checkpoint, what)
+        if kind == "missing":
+            del arrays["b2"]
+        else:
+            new = {"more": ("b3", "f4"), "shape": ("b1", "f4"), "dtype": ("b2", "f8")}[kind]
+            arrays[new[0]] = np.zeros(2, new[1])
+        with pytest.raises(UserError, match=r"--resume: the checkpoint's .* are not those of 4-3-2"):
+            checkpoint.require_arrays(NETWORK, "float32", momentum=True)
+
+    def test_velocities_are_there_with_momentum_alone(self) -> None:
+        checkpoint = made(7)
+        still = replace(checkpoint, velocity={})
+        still.require_arrays(NETWORK, "float32", momentum=False)
+        for one, momentum in ((still, True), (checkpoint, False)):
+            with pytest.raises(UserError, match="velocities"):
+                one.require_arrays(NETWORK, "float32", momentum)
+
+    def test_choices_serve_where_they_were_made(self) -> None:
+        story = made(7).story
+        assert story.is_of(2, 1, ["one", "one"])
+        assert not story.is_of(1, 1, ["one"])
+        assert not story.is_of(2, 2, ["one", "one"])
+        assert not story.is_of(2, 1, ["one", "other"])
+        assert story.chose("exchange") and not story.chose("plan")  # which is data, where nobody asks
+
+    def test_what_trains_all_again_begins_where_it_did(self) -> None:
+        drawn = made(7).story
+        given = replace(drawn, initial="digest")
+        drawn.require_start("")
+        given.require_start("digest")
+        for story, initial in ((drawn, "digest"), (given, ""), (given, "other")):
+            with pytest.raises(UserError, match=r"--resume: the training did not begin .* leave out --check"):
+                story.require_start(initial)
+
+    def test_a_digest_is_of_values_shapes_and_dtypes(self) -> None:
+        array = np.arange(6, dtype=np.float32)
+        arrays = ([array], [array.reshape(2, 3)], [array.astype("f8")], [array, array], [-array])
+        assert len({digest(each) for each in arrays}) == len(arrays)
+        assert digest([array.reshape(2, 3).T]) == digest([array.reshape(2, 3).T.copy()])
+
+    def test_the_digest_is_of_what_is_trained_on_and_of_what_validates(self) -> None:
+        images = np.arange(60, dtype=np.uint8).reshape(20, 3)
+        labels = np.arange(20, dtype=np.int32) % 4
+
+        def of(images: np.ndarray, labels: np.ndarray) -> str:
+            return digest_of_data(Dataset("name", images, labels, None, None, (1, 3)), 12, 15)
+
+        first = of(images, labels)
+        for row in range(20):
+            other, relabelled = images.copy(), labels.copy()
+            other[row] += 1
+            relabelled[row] += 1
+            is_unused = 12 <= row < 15
+            assert (of(other, labels) == first) == (of(images, relabelled) == first) == is_unused, row
+        assert of(images.astype("f4"), labels) != first
