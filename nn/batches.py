@@ -20,7 +20,8 @@ class Schedule:
     def __init__(self, rows: int, samples: int, batch: int, epochs: int, shuffle: bool, seed: int) -> None:
         """``samples`` of the first ``rows`` rows, repeated where there are fewer; shuffled anew each epoch
         by PCG64 seeded with (seed, 1, epoch)."""
-        self._available = rows
+        self.available = rows
+        """How many of the data set's first rows are for training; the others are held out."""
         self._rows = np.arange(samples) % rows
         self.batch = min(batch, samples)
         self.samples = samples
@@ -34,7 +35,7 @@ class Schedule:
     @property
     def used(self) -> int:
         """How many of the first rows are used."""
-        return min(self._available, self.samples)
+        return min(self.available, self.samples)
 
     @property
     def steps(self) -> int:

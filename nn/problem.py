@@ -31,14 +31,9 @@ class Problem:
         return cls(options, dataset, network, schedule)
 
     @property
-    def training_rows(self) -> int:
-        """How many of the data set's first rows are for training; the others are held out."""
-        return split(len(self.dataset.images), self.options.val_fraction)
-
-    @property
     def validation(self) -> Samples | None:
         """What of the training set is held out, if anything."""
-        images, first = self.dataset.images, self.training_rows
+        images, first = self.dataset.images, self.schedule.available
         return (images[first:], self.dataset.labels[first:]) if first < len(images) else None
 
     @property

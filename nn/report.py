@@ -131,12 +131,11 @@ def phase_table(rows: Sequence[PhaseRow]) -> str:
 def header(environment: dict[str, Any], problem: Problem) -> list[str]:
     """What a run stands on, a line each, for people to read before it starts."""
     options, dataset, schedule = problem.options, problem.dataset, problem.schedule
-    training_rows = problem.training_rows
     test = len(dataset.test_images) if dataset.test_images is not None else 0
     samples = f"{schedule.samples} training"
-    if schedule.samples != training_rows:
-        samples += f" (of {training_rows} in the set)"
-    samples += f", {len(dataset.images) - training_rows} validation, {test} test"
+    if schedule.samples != schedule.available:
+        samples += f" (of {schedule.available} in the set)"
+    samples += f", {len(dataset.images) - schedule.available} validation, {test} test"
     lines = [
         ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
         ("device", _devices(environment)),

@@ -61,7 +61,7 @@ class Past:
         data, options, schedule = "", problem.options, problem.schedule
         with self.job.together():
             if self.folder is not None:
-                data = digest_of_data(problem.dataset, schedule.used, problem.training_rows)
+                data = digest_of_data(problem.dataset, schedule.used, schedule.available)
                 if self.checkpoint is not None:
                     self.checkpoint.story.require_fits(options, schedule, data)
                     self.checkpoint.require_arrays(problem.network, options.dtype, options.momentum > 0)

@@ -24,7 +24,7 @@ def test_what_is_held_out_is_in_no_batch():
     np.testing.assert_array_equal(held_out, images[first:])
     np.testing.assert_array_equal(of_held_out, labels[first:])
     drawn = {row for step in range(problem.schedule.steps) for row in problem.schedule.rows(step).tolist()}
-    assert drawn == set(range(first)) and problem.training_rows == first
+    assert drawn == set(range(first)) and problem.schedule.available == first
 
 
 def test_nothing_may_be_held_out():
@@ -41,4 +41,4 @@ def test_a_data_set_may_have_no_test_set():
 
 def test_samples_that_were_asked_for_are_drawn_again_where_there_are_fewer():
     problem = made(samples=10**4)
-    assert problem.schedule.samples == 10**4 and problem.schedule.used == problem.training_rows
+    assert problem.schedule.samples == 10**4 and problem.schedule.used == problem.schedule.available
