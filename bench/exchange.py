@@ -102,7 +102,7 @@ class PlainUpdate:
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         descent = self._descent(peers.buckets)
         return (
-            self._kernels.sum_shards(peers, descent.gradients, descent.stretches),
+            self._kernels.sum_shards(peers, descent.stretches),
             self._kernels.sum_update_spread(peers, descent, summed=True),
         )
 
@@ -127,7 +127,7 @@ class Contender:
 
         self._driver, self._job, self._buckets = driver, job, buckets
         self.nbytes = 4 * sum(stop - start for start, stop in buckets)
-        size, self.streams = exchange.covered(buckets).stop, Streams(driver)
+        size, self.streams = max(bucket.stop for bucket in buckets), Streams(driver)
         self._mine = np.random.default_rng(job.rank).standard_normal(size, np.float32)
         self._gradients = DeviceArray.from_host(driver, self._mine)
         self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))

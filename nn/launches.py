@@ -21,10 +21,9 @@ from nn.shapes import Block, Grid, line_shape, matrix_shape, plane_shape, requir
 from nn.tensor_cores import TERMS, TensorCores, Terms, reads_tf32
 from pyrt.driver import Driver
 from pyrt.exchange.peer import Peers
-from pyrt.kernels import Argument, Kernel, KernelLibrary, Launch, blocks, in_order
+from pyrt.kernels import REALS, Argument, Kernel, KernelLibrary, Launch, blocks, in_order
 from pyrt.memory import DeviceArray
 
-_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _GEMM_BLOCKS: dict[str, Block] = {"naive": (32, 8), "shared": (32, 32), "register": (16, 4), "tiled": (128,)}
 _GEMM_TILES = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}
 
@@ -146,7 +145,7 @@ class Kernels:
         if gemm not in ("auto", *GEMM_VERSIONS):
             raise ValueError(f"gemm is auto, {', '.join(GEMM_VERSIONS)}, not {gemm!r}")
         self.library = library
-        self.real = _REALS[np.dtype(dtype)]
+        self.real = REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         self.math, self.terms = math, TERMS[math]
         self.tensor_cores = TensorCores(library)
@@ -318,33 +317,13 @@ class Kernels:
         name = "update_spread" if summed else "sum_update_spread"
         return self._spread(name, peers, descent.stretches, *self._descent(descent))
 
-    def sum_shards(self, peers: Peers, gradients: DeviceArray, stretches: Sequence[Stretch]) -> Launch:
+    def sum_shards(self, peers: Peers, stretches: Sequence[Stretch]) -> Launch:
         """Sums over all peers of the shard that this rank owns, in place of its gradients."""
-        return self._spread("sum_shards", peers, stretches, gradients)
+        return self._spread("sum_shards", peers, stretches, peers.gradients)
 
     def _spread(self, name: str, peers: Peers, stretches: Sequence[Stretch], *arguments: Argument) -> Launch:
         """A kernel of one of the exchanges over peer memory."""
-        buckets = (
-            stretch.packed()
-            + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
-            for stretch, share in zip(stretches, peers.shares, strict=True)
-        )
-        most = peers.most_ranks
-        packed = struct.pack(
-            "4iP", peers.rank, peers.ranks, peers.shard, len(peers.shares), peers.given_up
-        ) + b"".join(
-            struct.pack(f"{most}P", *(array.pointer for array in arrays), *[0] * (most - peers.ranks))
-            for arrays in peers.memory
-        )
-        kernel = self.library.kernel(peers.file, name, REAL=self.real, MOST_RANKS=most)
-        return kernel.bind(
-            (peers.turns.size,),
-            (peers.threads,),
-            self._on_device(packed),
-            self._on_device(b"".join(buckets)),
-            *arguments,
-            peers.turns,
-        )
+        return peers.bind(self.library, name, [stretch.packed() for stretch in stretches], *arguments)
 
     def scale_pixels(self, images: DeviceArray, X: DeviceArray | Terms, scale: float) -> Launch:
         """X = images / scale; images (rows or more, columns), X (rows, columns).

@@ -57,7 +57,7 @@ def required(
         result.append(("narrow_head", narrow_head_constants(real, head, activation, classes)))
     if exchange == "device":
         result.append(("exchange", {"REAL": real}))
-    if exchange in ("peer", "hierarchical") and 1 < peers <= MOST_RANKS[-1]:
+    if exchange in ("peer", "hierarchical") and peers <= MOST_RANKS[-1]:
         result.append(("peer", {"REAL": real, "MOST_RANKS": most_ranks(peers)}))
     if moves in ("host", "device"):
         result.append(("packing", {"REAL": real}))

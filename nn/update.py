@@ -72,7 +72,7 @@ class SgdUpdate:
         assert self._kernels is not None, "peers have kernels"
         descent = self._spread(peers)
         return (
-            self._kernels.sum_shards(peers, descent.gradients, descent.stretches),
+            self._kernels.sum_shards(peers, descent.stretches),
             self._kernels.sum_update_spread(peers, descent, summed=True),
         )
 

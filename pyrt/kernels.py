@@ -32,6 +32,9 @@ from pyrt.memory import DeviceArray
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 """The project's own kernels."""
 
+REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+"""The constant REAL of kernels for a dtype."""
+
 Constants = Mapping[str, str | int]
 Argument = DeviceArray | int | float | None
 

@@ -26,7 +26,7 @@ from nn.tensor_cores import Terms, TermsPool
 from nn.update import SgdUpdate
 from pyrt.driver import TENSOR_MAP_BYTES, Driver, Shape3
 from pyrt.driver.cpu import ALIGNMENT, CpuDriver
-from pyrt.exchange import covered
+from pyrt.exchange import Bucket
 from pyrt.kernels import KernelLibrary
 from pyrt.ledger import Ledger
 from pyrt.memory import Arena, DeviceArray, Layout
@@ -254,8 +254,12 @@ class ListedStep:
         settings = (self._velocity, 1.0, momentum, 1.0, self._kernels, None, self._terms)
         update = SgdUpdate(self.task.network, self._parameters, self._gradients, *settings)
         layers = [layer for layer in self.task.network.layers if self.plan.over_all(layer) == over_all]
-        buckets = [[panel.bucket for panel in self.panels if panel.layer == layer] for layer in layers]
-        return update.operation(*map(covered, buckets))
+        return update.operation(*map(self._gradients_of, layers))
+
+    def _gradients_of(self, layer: int) -> Bucket:
+        """All that leaves with the panels of a layer, which lie side by side."""
+        starts, stops = zip(*(panel.bucket for panel in self.panels if panel.layer == layer), strict=True)
+        return Bucket(min(starts), max(stops))
 
 
 def on_paper(task: Task, plan: Plan, device: Device, rank: int = 0, exchange: str = "host") -> ListedStep:

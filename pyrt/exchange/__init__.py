@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyrt.driver import Driver, StreamHandle
+from pyrt.errors import UserError
 from pyrt.job import Job
+from pyrt.kernels import REALS
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
@@ -72,16 +74,16 @@ class Update(Protocol):
 
 
 class NoUpdate:
-    """For sums of gradients alone."""
+    """For sums alone: every exchange leaves the sums of all buckets in the gradients of every rank."""
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
         return _nothing
 
     def bind_spread(self, peers: Peers) -> QueueWork:
-        return _nothing
+        return peers.bind_sums("sum_update_spread")
 
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        return _nothing, _nothing
+        return peers.bind_shard_sums(), peers.bind_sums("update_spread")
 
     def refresh(self) -> QueueWork:
         return _nothing
@@ -109,6 +111,11 @@ class Setting:
     buckets: Sequence[Bucket]
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
+
+    @property
+    def updated(self) -> int:
+        """Count the gradients of parameters that the update changes: the first; the rest is summed only."""
+        return 0 if isinstance(self.update, NoUpdate) else self.parameters.size
 
 
 class Exchange(Protocol):
@@ -138,11 +145,6 @@ class Exchange(Protocol):
         """
 
 
-def covered(buckets: Sequence[Bucket]) -> Bucket:
-    """From the first element of all buckets to their last one."""
-    return Bucket(min(bucket.start for bucket in buckets), max(bucket.stop for bucket in buckets))
-
-
 def create(name: str, setting: Setting) -> Exchange:
     """The exchange of that name; ``local`` whatever the name where there is one rank.
 
@@ -156,6 +158,10 @@ def create(name: str, setting: Setting) -> Exchange:
     from pyrt.exchange.peer import PeerExchange
     from pyrt.exchange.root import RootExchange
 
+    if setting.gradients.dtype not in REALS:
+        raise UserError(
+            f"--exchange {name}: sums {' and '.join(map(str, REALS))}, not {setting.gradients.dtype}"
+        )
     if setting.job.size == 1:
         return LocalExchange(setting)
     made: dict[str, Callable[[Setting], Exchange]] = {

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, Setting, covered
+from pyrt.exchange import Bucket, Setting
+from pyrt.exchange.staging import Copies, packed
 from pyrt.memory import pinned
 
 
@@ -24,8 +25,11 @@ class BlockingExchange:
         self._driver = setting.driver
         self._streams = setting.streams
         self._comm = setting.job.comm
-        self._gradients = setting.gradients.rows(*covered(setting.buckets))
-        self._host = pinned(setting.driver, self._gradients.shape, self._gradients.dtype)
+        places = packed(setting.buckets)
+        self._host = pinned(setting.driver, (places[-1].stop,), setting.gradients.dtype)
+        self._gradients = Copies()
+        for bucket, place in zip(setting.buckets, places, strict=True):
+            self._gradients.add(setting.gradients.rows(*bucket), self._host[place])
         self._update = setting.update.bind(*setting.buckets, ends_step=True)
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", self._streams.compute)
@@ -40,13 +44,13 @@ class BlockingExchange:
     def finish(self) -> None:
         compute = self._streams.compute
         with self._down:
-            self._gradients.queue_download(self._host, compute)
+            self._gradients.queue_download(compute)
             self._driver.synchronize_stream(compute)
         self._phases.barrier()
         with self._sum:
             self._comm.Allreduce(MPI.IN_PLACE, self._host)
         with self._up:
-            self._gradients.queue_upload(self._host, compute)
+            self._gradients.queue_upload(compute)
             self._driver.synchronize_stream(compute)
         with self._step:
             self._update(compute)

@@ -39,9 +39,8 @@ class Choice:
             return Choice("local", self.why, job, node)
         if self.name not in ("peer", "hierarchical"):
             return Choice(self.name, self.why, job, node)
-        sizes = set(comm.allgather(node.size))
-        alike = len(sizes) == 1 and 1 not in sizes
-        name = "peer" if node.size == comm.size else "hierarchical" if alike else "host"
+        smallest = min(comm.allgather(node.size))
+        name = "peer" if smallest == comm.size else "hierarchical" if smallest > 1 else "host"
         return Choice(name, self.why, job, node)
 
 
@@ -63,9 +62,9 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
     obstacle = _no_peers(driver, job, node, largest)
     if not obstacle and largest == job.size:
         return Choice("peer", "all GPUs reach each other's memory", job, node)
-    if not obstacle and 1 < smallest == largest:
+    if not obstacle and smallest > 1:
         return Choice("hierarchical", "the GPUs of a node reach each other's memory", job, node)
-    obstacle = obstacle or _no_groups(smallest, largest)
+    obstacle = obstacle or ("nodes have one rank each" if largest == 1 else "a node has one rank")
     if device.verdict(job, driver).is_proven:
         return Choice("device", f"{obstacle}; MPI takes device buffers here", job, node)
     return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", job, node)
@@ -78,10 +77,6 @@ def _nodes_of(job: Job, ranks: int) -> MPI.Comm:
         if len(set(real)) > 1:
             raise UserError(f"--ranks-per-node {ranks}: rank {job.rank} is on another node than its fellows")
     return node
-
-
-def _no_groups(smallest: int, largest: int) -> str:
-    return "nodes have one rank each" if largest == 1 else f"nodes have {smallest} to {largest} ranks"
 
 
 def _no_peers(driver: Driver, job: Job, node: MPI.Comm, largest: int) -> str:

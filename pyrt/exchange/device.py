@@ -35,7 +35,7 @@ from pyrt.driver import Driver, StreamHandle
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork, Setting
 from pyrt.job import AgreedError, Job
-from pyrt.kernels import Constants, KernelLibrary, blocks
+from pyrt.kernels import REALS, Constants, KernelLibrary, blocks
 from pyrt.memory import DeviceArray
 from pyrt.mpi_libraries import PROBE, Verdict, has_cuda_support, identify, judge
 from pyrt.phases import Phase
@@ -46,12 +46,11 @@ LIMIT = 60.0
 
 _THREADS = 256
 _MPI_TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}
-_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 
 def kernel_file(dtype: np.dtype) -> tuple[str, Constants]:
     """The kernel file and constants of what adds up shards."""
-    return "exchange", {"REAL": _REALS[dtype]}
+    return "exchange", {"REAL": REALS[dtype]}
 
 
 def verdict(job: Job, driver: Driver) -> Verdict:

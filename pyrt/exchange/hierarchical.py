@@ -4,7 +4,8 @@
     across nodes                                | copies, MPI_Iallreduce of shards |
 
 Each rank sums, with the ranks of its place on the other nodes, the shard that it owns on its own: all links
-carry a part, and each number crosses them once.
+carry a part, and each number crosses them once. Nodes may have different numbers of ranks: on each node as
+many ranks own a shard as the smallest node has, so that the shards are the same everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import replace
 
 from mpi4py import MPI
 
-from pyrt.errors import UserError
 from pyrt.exchange import Bucket, NoUpdate, Setting
 from pyrt.exchange.host import HostExchange
 from pyrt.exchange.peer import mailboxes, require_peers
@@ -28,19 +28,13 @@ class HierarchicalExchange:
     on_device = False
 
     def __init__(self, setting: Setting) -> None:
-        """Collective. Raises UserError, on all ranks, where the ranks of a node do not reach each other's
-        memory, or where nodes have different numbers of ranks."""
+        """Collective. Raises UserError, on all ranks, where a node's do not reach each other's memory."""
         job, node = setting.job, setting.node
         sizes = job.comm.allgather(node.size)
-        if min(sizes) != max(sizes):
-            raise UserError(
-                f"--exchange hierarchical: nodes have {min(sizes)} to {max(sizes)} ranks, and it needs as "
-                "many on each: use host"
-            )
-        require_peers("hierarchical", setting.driver, node)
+        require_peers("hierarchical", setting.driver, max(sizes))
         self._compute = setting.streams.compute
         with ExitStack() as opened:
-            self._memory = opened.enter_context(closing(mailboxes(setting, node)))
+            self._memory = opened.enter_context(closing(mailboxes(setting, node, min(sizes))))
             self.updates: Sequence[Bucket] = self._memory.peers.own
             self._comm = job.comm.Split(node.rank, job.rank)
             opened.callback(self._comm.Free)

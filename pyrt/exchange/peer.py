@@ -10,6 +10,7 @@ waited for; when one is gone, the others' watchdogs end them (pyrt/watchdog.py).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, Setting
+from pyrt.kernels import REALS, Argument, KernelLibrary, Launch
 from pyrt.memory import DeviceArray
 from pyrt.node_memory import NodeMemory, mailbox
 
@@ -48,9 +50,9 @@ class Share:
 
 
 def shares(buckets: Sequence[Bucket], ranks: int) -> list[Share]:
-    """The buckets cut into a shard for each rank, at multiples of four elements of the flat buffer.
+    """Cut the buckets into a shard for each of so many ranks, at multiples of four of the flat buffer.
 
-    The last ranks' shards may go on past the end of a bucket.
+    The last shards may go on past the end of a bucket, and so do those of further ranks, which are empty.
     """
     result, first = [], 0
     for bucket in buckets:
@@ -64,6 +66,8 @@ def shares(buckets: Sequence[Bucket], ranks: int) -> list[Share]:
 class Peers:
     """What the kernels need to know of the ranks of a node."""
 
+    gradients: DeviceArray
+    """The flat buffer that the shares are parts of."""
     rank: int
     ranks: int
     shares: Sequence[Share]
@@ -103,6 +107,42 @@ class Peers:
         """Fours in a shard of all buckets."""
         return sum(share.fours for share in self.shares)
 
+    def bind(self, library: KernelLibrary, name: str, stretches: Sequence[bytes], *rest: Argument) -> Launch:
+        """Bind a kernel of the file: ``stretches`` are the parameters of each bucket, as sgd.cuh has them,
+        ``rest`` the arguments between the buckets and the turns."""
+        buckets = b"".join(
+            stretch + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
+            for stretch, share in zip(stretches, self.shares, strict=True)
+        )
+        packed = struct.pack(
+            "4iP", self.rank, self.ranks, self.shard, len(self.shares), self.given_up
+        ) + b"".join(
+            struct.pack(f"{self.most_ranks}P", *(array.pointer for array in arrays), *self._no_ranks)
+            for arrays in self.memory
+        )
+        real = REALS[self.gradients.dtype]
+        kernel = library.kernel(self.file, name, REAL=real, MOST_RANKS=self.most_ranks)
+        driver = library.driver
+        lists = [DeviceArray.from_host(driver, np.frombuffer(one, np.uint8)) for one in (packed, buckets)]
+        return kernel.bind((self.turns.size,), (self.threads,), *lists, *rest, self.turns)
+
+    @property
+    def _no_ranks(self) -> list[int]:
+        """Null pointers in the places of ranks that are not there."""
+        return [0] * (self.most_ranks - self.ranks)
+
+    def bind_sums(self, name: str) -> Launch:
+        """Bind ``sum_update_spread`` or ``update_spread`` for buckets that hold no parameters: sums alone."""
+        return self._bind_alone(name, 0.0, 0.0, 0.0, self.gradients, None, None, None)
+
+    def bind_shard_sums(self) -> Launch:
+        """Bind the sums of the shard that this rank owns, in place of its gradients, without parameters."""
+        return self._bind_alone("sum_shards", self.gradients)
+
+    def _bind_alone(self, name: str, *rest: Argument) -> Launch:
+        stretches = [struct.pack("qiii4iP", bucket.start, 0, 0, 0, 1, 0, 0, 0, 0) for bucket in self.buckets]
+        return self.bind(KernelLibrary(self.gradients.driver), name, stretches, *rest)
+
 
 def most_ranks(ranks: int) -> int:
     """For how many ranks of a node the kernels are compiled that serve so many."""
@@ -127,11 +167,15 @@ class PeerMemory(NodeMemory):
         node: MPI.Comm,
         file: str,
         make: MakeMemory,
+        owners: int,
         lent: Sequence[DeviceArray] = (),
     ) -> None:
-        """Collective: see `NodeMemory`. For the kernels of that file."""
+        """Make the memory for the kernels of a file; the node's first ``owners`` ranks own a shard each.
+
+        Collective: see `NodeMemory`.
+        """
         driver, job = setting.driver, setting.job
-        cut = shares(setting.buckets, node.size)
+        cut = shares(setting.buckets, owners)
         shard = sum(share.fours for share in cut)
         # As many on each rank: where they wait with flags, a block waits for those of its number.
         blocks = max(1, min(*node.allgather(driver.multiprocessors), -(-shard // _WARP)))
@@ -146,6 +190,7 @@ class PeerMemory(NodeMemory):
             lent,
         )
         self.peers = Peers(
+            setting.gradients,
             node.rank,
             node.size,
             cut,
@@ -157,9 +202,9 @@ class PeerMemory(NodeMemory):
         )
 
 
-def mailboxes(setting: Setting, node: MPI.Comm) -> PeerMemory:
-    """Memory for the kernels of peer.cu. Collective: see `NodeMemory`."""
-    return PeerMemory(setting, node, "peer", _make_mailbox)
+def mailboxes(setting: Setting, node: MPI.Comm, owners: int) -> PeerMemory:
+    """Make the memory for the kernels of peer.cu. Collective: see `PeerMemory`."""
+    return PeerMemory(setting, node, "peer", _make_mailbox, owners)
 
 
 def _make_mailbox(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
@@ -168,14 +213,12 @@ def _make_mailbox(setting: Setting, ranks: int, shard: int, blocks: int) -> list
     return [mailbox(setting.driver, setting.streams.compute, numbers, setting.gradients.dtype)]
 
 
-def require_peers(name: str, driver: Driver, node: MPI.Comm) -> None:
-    """UserError where there are no kernels to write into other ranks' memory, or no others."""
+def require_peers(name: str, driver: Driver, largest: int) -> None:
+    """Raise UserError where no kernels write into other ranks' memory; ``largest``: most ranks of a node."""
     if not driver.has_kernels:
         raise UserError(f"--exchange {name}: the CPU has no kernels: use host or blocking")
-    if not 2 <= node.size <= MOST_RANKS[-1]:
-        raise UserError(
-            f"--exchange {name}: for 2 to {MOST_RANKS[-1]} ranks a node, not {node.size}: use host"
-        )
+    if not 2 <= largest <= MOST_RANKS[-1]:
+        raise UserError(f"--exchange {name}: for 2 to {MOST_RANKS[-1]} ranks a node, not {largest}: use host")
 
 
 class PeerExchange:
@@ -188,7 +231,7 @@ class PeerExchange:
         """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
         if setting.node.size < setting.job.size:
             raise UserError(f"--exchange {self.name}: for the ranks of one node: use hierarchical or host")
-        require_peers(self.name, setting.driver, setting.node)
+        require_peers(self.name, setting.driver, setting.node.size)
         self._compute, self._phases = setting.streams.compute, setting.phases
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
         with ExitStack() as opened:
@@ -200,7 +243,7 @@ class PeerExchange:
 
     def _share(self, setting: Setting) -> PeerMemory:
         """What the kernel works on, and so which one it is."""
-        return mailboxes(setting, setting.node)
+        return mailboxes(setting, setting.node, setting.node.size)
 
     def ready(self, bucket: int) -> None:
         pass

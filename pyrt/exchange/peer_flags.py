@@ -25,7 +25,8 @@ class PeerFlagsExchange(PeerExchange):
     name = "peer flags"
 
     def _share(self, setting: Setting) -> PeerMemory:
-        return PeerMemory(setting, setting.node, "peer_flags", _make, lent=[setting.gradients])
+        node = setting.node
+        return PeerMemory(setting, node, "peer_flags", _make, node.size, lent=[setting.gradients])
 
 
 def _make(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:

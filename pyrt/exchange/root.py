@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, Setting, covered
+from pyrt.exchange import Bucket, Setting
+from pyrt.exchange.staging import Copies, packed
 from pyrt.memory import pinned
 
 _ROOT = 0
@@ -48,18 +49,19 @@ class RootExchange:
 
     def _make_buffers(self, setting: Setting) -> None:
         """On the host a row for the gradients of each rank that are sent here; parameters use the first."""
-        start, stop = covered(setting.buckets)
-        end = min(stop, setting.parameters.size)
-        self._gradients = setting.gradients.rows(start, stop)
-        self._parameters = setting.parameters.rows(start, end)
+        places = packed(setting.buckets)
         ranks = setting.job.size if self._is_root else 1
-        rows = pinned(self._driver, (ranks, stop - start), self._gradients.dtype)
+        rows = pinned(self._driver, (ranks, places[-1].stop), setting.gradients.dtype)
         self._host, *self._others = rows
-        self._host_parameters = self._host[: end - start]
-        # What is behind the parameters is summed too, and goes to the others with them.
-        received = (self._parameters, self._host_parameters)
-        behind = (setting.gradients.rows(end, stop), self._host[end - start :])
-        self._received = [received, behind] if end < stop else [received]
+        self._gradients, self._parameters, self._summed = Copies(), Copies(), Copies()
+        for (start, stop), place in zip(setting.buckets, places, strict=True):
+            host = self._host[place]
+            self._gradients.add(setting.gradients.rows(start, stop), host)
+            end = max(start, min(stop, setting.updated))
+            if start < end:
+                self._parameters.add(setting.parameters.rows(start, end), host[: end - start])
+            # What lies behind the parameters is summed only, and goes to the others with them.
+            self._summed.add(setting.gradients.rows(end, stop), host[end - start :])
         self._sent = MPI.IN_PLACE if self._is_root else self._host
         self._gathered = rows if self._is_root else None
 
@@ -69,7 +71,7 @@ class RootExchange:
     def finish(self) -> None:
         compute = self._streams.compute
         with self._gradients_down:
-            self._gradients.queue_download(self._host, compute)
+            self._gradients.queue_download(compute)
             self._driver.synchronize_stream(compute)
         self._phases.barrier()
         with self._gather:
@@ -89,19 +91,19 @@ class RootExchange:
             for gradients in self._others:
                 np.add(self._host, gradients, out=self._host)
         with self._gradients_up:
-            self._gradients.queue_upload(self._host, compute)
+            self._gradients.queue_upload(compute)
         with self._step:
             self._update(compute)
         with self._parameters_down:
-            self._parameters.queue_download(self._host_parameters, compute)
+            self._parameters.queue_download(compute)
             self._driver.synchronize_stream(compute)
 
     def _take_over(self) -> None:
         """The others, once rank 0's parameters are here, which are up before the next gradients come down."""
         compute = self._streams.compute
         with self._parameters_up:
-            for array, host in self._received:
-                array.queue_upload(host, compute)
+            self._parameters.queue_upload(compute)
+            self._summed.queue_upload(compute)
         with self._step:
             self._refresh(compute)
             self._update(compute)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyrt.driver import StreamHandle
-from pyrt.kernels import Constants, KernelLibrary, blocks
+from pyrt.kernels import REALS, Constants, KernelLibrary, blocks
 from pyrt.memory import DeviceArray
-from pyrt.moves.strips import FOUR, REALS, fours, in_device_memory, require_countable, strip
+from pyrt.moves.strips import FOUR, fours, in_device_memory, require_countable, strip
 from pyrt.regions import Region
 
 QueueWork = Callable[[StreamHandle], object]

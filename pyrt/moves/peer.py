@@ -21,10 +21,10 @@ from mpi4py import MPI
 
 from pyrt.errors import UserError
 from pyrt.exchange.peer import MOST_RANKS, TURNS, most_ranks
-from pyrt.kernels import Constants, Kernel, KernelLibrary
+from pyrt.kernels import REALS, Constants, Kernel, KernelLibrary
 from pyrt.memory import DeviceArray
 from pyrt.moves import Move, Setting, require_fitting
-from pyrt.moves.strips import BYTES, FOUR, REALS, fours, in_device_memory, require_countable, strip
+from pyrt.moves.strips import BYTES, FOUR, fours, in_device_memory, require_countable, strip
 from pyrt.node_memory import NodeMemory, mailbox
 from pyrt.regions import Region
 

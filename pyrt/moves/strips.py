@@ -15,9 +15,6 @@ from pyrt.regions import Region
 FOUR = 4
 """Numbers that travel together: a packed strip is made of whole fours."""
 
-REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
-"""What kernels call the dtypes."""
-
 BYTES = 32
 """Of a strip."""
 

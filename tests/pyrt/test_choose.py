@@ -48,18 +48,21 @@ def test_one_node_takes_peer_memory(own: EmulatedDriver, job: Job) -> None:
     assert choice.node.size == job.size
 
 
-@pytest.mark.parallel([4])
-def test_nodes_of_equal_sizes_take_peer_memory_within_each(own: EmulatedDriver, job: Job) -> None:
-    choice = chosen(own, job, ranks_per_node=2)
+@pytest.mark.parallel([4, 5])
+def test_nodes_take_peer_memory_within_each(own: EmulatedDriver, job: Job) -> None:
+    """Two of two ranks, or one of three and one of two."""
+    size = 2 if job.size == 4 else 3
+    choice = chosen(own, job, ranks_per_node=size)
     assert (choice.name, choice.why) == ("hierarchical", "the GPUs of a node reach each other's memory")
-    assert choice.node.allgather(job.rank) == [job.rank // 2 * 2, job.rank // 2 * 2 + 1]
+    first = job.rank // size * size
+    assert choice.node.allgather(job.rank) == list(range(first, min(first + size, job.size)))
 
 
 @pytest.mark.parallel([3])
-def test_nodes_of_other_sizes_give_device_buffers_to_mpi(own: EmulatedDriver, job: Job) -> None:
+def test_where_a_node_has_one_rank_mpi_is_given_device_buffers(own: EmulatedDriver, job: Job) -> None:
     choice = chosen(own, job, ranks_per_node=2)
     assert choice.name == "device"
-    assert choice.why == "nodes have 1 to 2 ranks; MPI takes device buffers here"
+    assert choice.why == "a node has one rank; MPI takes device buffers here"
 
 
 @pytest.mark.parallel([3])
@@ -68,7 +71,7 @@ def test_where_nobody_knows_whether_mpi_takes_them_it_is_given_none(
 ) -> None:
     choice = chosen(own, job, ranks_per_node=2)
     assert choice.name == "host"
-    assert choice.why == "nodes have 1 to 2 ranks; no probe has found that MPI takes device buffers"
+    assert choice.why == "a node has one rank; no probe has found that MPI takes device buffers"
 
 
 @pytest.mark.parallel([2])

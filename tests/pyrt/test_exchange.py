@@ -15,7 +15,8 @@ from nn.launches import Descent, Kernels, Stretch
 from pyrt import exchange
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.cpu import CpuDriver
-from pyrt.exchange import Bucket, QueueWork, Setting, host
+from pyrt.errors import UserError
+from pyrt.exchange import Bucket, NoUpdate, QueueWork, Setting, Update, host
 from pyrt.exchange.device import verdict
 from pyrt.exchange.peer import Peers
 from pyrt.exchange.peer_flags import PeerFlagsExchange
@@ -83,7 +84,7 @@ class Rates:
     def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
         kernels, stretches = self._kernels(), self._stretches(peers)
         work = kernels.sum_update_spread(peers, self._descent(stretches), summed=True)
-        sums = kernels.sum_shards(peers, self.gradients, stretches)
+        sums = kernels.sum_shards(peers, stretches)
         return sums, lambda stream: (work(stream), self._end())
 
     def _kernels(self) -> Kernels:
@@ -128,6 +129,7 @@ class Trainer:
         buckets: Sequence[Bucket],
         dtype: np.dtype,
         node: MPI.Comm | None = None,
+        update: Update | None = None,
     ) -> None:
         self.driver, self.buckets, self.dtype = driver, buckets, dtype
         self.streams = Streams(driver)
@@ -145,7 +147,7 @@ class Trainer:
             self.parameters,
             self.gradients,
             buckets,
-            self.update,
+            update or self.update,
         )
         no_choice = name == PeerFlagsExchange.name
         self.exchange = PeerFlagsExchange(setting) if no_choice else exchange.create(name, setting)
@@ -275,6 +277,39 @@ def test_small_pieces_on_a_device(driver: Driver, job: Job, monkeypatch: pytest.
     monkeypatch.setattr(host, "PIECE_BYTES", 256)
     for case in ("ragged", "with a loss"):
         check(driver, job, "host", BUCKETS[case], np.dtype("f4"))
+
+
+def check_sums(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], node: MPI.Comm | None) -> None:
+    """Check that without an update all ranks have all sums, and keep what is in no bucket, and parameters."""
+    dtype = np.dtype("f8")
+    trainer = Trainer(name, driver, job, buckets, dtype, node, NoUpdate())
+    expected = np.full(SIZE, 1e6)
+    for step in range(2):
+        gradients = made_gradients(step, job.size, dtype)
+        for bucket in buckets:
+            expected[slice(*bucket)] = gradients[:, slice(*bucket)].sum(axis=0)
+        parameters = trainer.step(gradients[job.rank])
+        np.testing.assert_allclose(trainer.gradients.to_host(), expected, rtol=1e-13, atol=1e-13)
+        np.testing.assert_array_equal(parameters, first_parameters(dtype))
+    trainer.exchange.close()
+
+
+@pytest.mark.parallel([1, 3])
+def test_sums_without_an_update(cpu: CpuDriver, driver: Driver, job: Job) -> None:
+    """By every exchange; over peer memory on a device with kernels, of nodes of two ranks and of one."""
+    node = job.comm.Split(job.rank // 2, job.rank)
+    for buckets in BUCKETS.values():
+        for name in ON_HOST:
+            check_sums(cpu, job, name, buckets, None)
+        for name in PEERS if job.size > 1 else ():
+            check_sums(driver, job, name, buckets, node if name == "hierarchical" else None)
+    node.Free()
+
+
+def test_numbers_that_no_exchange_sums_are_refused(cpu: CpuDriver, job: Job) -> None:
+    for name in exchange.CHOICES:
+        with pytest.raises(UserError, match="sums float32 and float64, not int32"):
+            Trainer(name, cpu, job, BUCKETS["ragged"], np.dtype("i4"))
 
 
 class CountingComm:

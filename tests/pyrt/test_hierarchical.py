@@ -14,13 +14,16 @@ from pyrt.exchange.peer import Peers, shares
 from pyrt.job import Job
 from tests.pyrt.test_exchange import BUCKETS, SIZE, Trainer, check
 
+MIXES = {3: ["001", "011"], 5: ["00001", "00112"], 6: ["001111", "000112"]}
+"""By the number of ranks: the node of each."""
+
 
 @pytest.mark.parametrize("buckets", BUCKETS.values(), ids=list(BUCKETS))
 def test_the_shards_of_all_ranks_are_the_buckets(buckets: list[Bucket]) -> None:
     for ranks in (2, 3, 5):
         owned = np.zeros(SIZE, int)
         for rank in range(ranks):
-            peers = Peers(rank, ranks, shares(buckets, ranks), "peer", [], None, 0, 32)
+            peers = Peers(None, rank, ranks, shares(buckets, ranks), "peer", [], None, 0, 32)
             for start, stop in peers.own:
                 assert start < stop
                 owned[start:stop] += 1
@@ -40,8 +43,19 @@ def test_sums_and_updates(driver: Driver, job: Job) -> None:
     node.Free()
 
 
-@pytest.mark.parallel([5])
-def test_nodes_of_unequal_sizes_are_refused(driver: Driver, job: Job) -> None:
-    node = job.comm.Split(job.rank // 2, job.rank)
-    with pytest.raises(UserError, match="nodes have 1 to 2 ranks"):
+@pytest.mark.parallel([3, 5, 6])
+def test_nodes_of_unequal_sizes(driver: Driver, job: Job) -> None:
+    """The ranks beyond those of the smallest node own no shard."""
+    for nodes in MIXES[job.size]:
+        node = job.comm.Split(int(nodes[job.rank]), job.rank)
+        for case in ("one element", "ragged", "with a loss"):
+            print(nodes, case)
+            check(driver, job, "hierarchical", BUCKETS[case], np.dtype("f4"), node)
+        node.Free()
+
+
+@pytest.mark.parallel([2])
+def test_nodes_of_one_rank_each_are_refused_on_all(driver: Driver, job: Job) -> None:
+    node = job.comm.Split(job.rank)
+    with pytest.raises(UserError, match="for 2 to 8 ranks a node, not 1: use host"):
         Trainer("hierarchical", driver, job, BUCKETS["ragged"], np.dtype("f4"), node)
