@@ -17,12 +17,13 @@ from nn.data import Dataset
 from nn.evaluation import Evaluator
 from nn.feed import Feed
 from nn.fuse import fuse
+from nn.gather import gather_updated
 from nn.losses import LossLog
 from nn.machine import Machine
 from nn.model import Model
 from nn.operations import Item, Operation
 from nn.panels import gradient_layout, panels
-from nn.plan import RankPart, whole_parameters
+from nn.plan import RankPart
 from nn.problem import Problem
 from nn.progress import Epoch, Progress
 from nn.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, runs
@@ -37,7 +38,7 @@ from pyrt.exchange.choose import Choice
 from pyrt.exchange.in_turn import InTurn
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError, agreed_by_some
-from pyrt.memory import Arena, Layout
+from pyrt.memory import Arena
 from pyrt.moves import Links
 
 READ_EVERY = 4
@@ -249,33 +250,11 @@ class Training:
             self._velocity.set(self._model.part.cut(dict(whole)))
 
     def whole_velocity(self) -> dict[str, np.ndarray]:
-        """Of all parameters, on rank 0; empty on others, and without momentum. Collective.
-
-        A rank has it right only where it is the one that updates (`Exchange.updates`).
-        """
+        """Of all parameters, on rank 0; empty on others, and without momentum. Collective."""
         if self._velocity is None:
             return {}
-        part, comm, flat = self._model.part, self._machine.job.comm, self._velocity.flat
-        everything = sorted(panel.bucket for panel in self._panels)
-        updates = self._exchange.updates
-        if part.group > 0 and sorted(updates) == everything:
-            updates = ()  # the first group has the same
-        spans = [(start, min(stop, flat.size)) for start, stop in updates if start < flat.size]
-        self._machine.job.wait_for_all()
-        owners = comm.gather((part.shard, spans))
-        if owners is None:
-            for span in spans:
-                comm.Send(flat.rows(*span).to_host(), 0)
-            return {}
-        plan, network, dtype = part.plan, part.network, flat.dtype
-        layouts = [Layout(RankPart(plan, network, shard).shapes, dtype) for shard in range(plan.shards)]
-        flats = [np.empty(layout.size, dtype) for layout in layouts[1:]]
-        flats.insert(0, flat.to_host())  # rank 0 has its own spans where they belong
-        for owner, (shard, theirs) in enumerate(owners[1:], 1):
-            for span in theirs:
-                comm.Recv(flats[shard][slice(*span)], owner)
-        parts = [layout.views(whole) for layout, whole in zip(layouts, flats, strict=True)]
-        return parts[0] if plan.is_data else whole_parameters(plan, network, parts)
+        part, job = self._model.part, self._machine.job
+        return gather_updated(part, self._velocity.flat, self._exchange.updates, job)
 
     def operations(self) -> list[Operation]:
         """What this rank's part of a whole batch's step is made of, in order; its update in one."""
