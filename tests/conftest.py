@@ -18,7 +18,7 @@ from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
-from tests import LONG
+from tests import LONG, standing_still
 
 # MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
 # with which every mpiexec that a test starts would end at once.
@@ -45,6 +45,11 @@ def no_kernels() -> str:
     except UserError as error:
         return f"{no_gpu()}; {error}" if no_gpu() else ""
     return ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    standing_still.start()
+    config.pluginmanager.register(standing_still.Clock())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyrt.job import BLAS_VARIABLES
+from tests import standing_still
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 60.0
@@ -53,12 +54,14 @@ def start(ranks: int, *command: str, env: Mapping[str, str] | None = None) -> su
 
 def finish(job: subprocess.Popen[str], timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
     """Wait for a started job; one that does not end in time is killed and raises TimeoutExpired."""
+    standing_still.allow(timeout + standing_still.LIMIT)
     try:
         out, err = job.communicate(timeout=timeout)
     except BaseException:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
         raise
+    standing_still.allow()
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pyrt.errors import UserError, shown
+from tests import standing_still
 from tests.fuzz.readers import Reader
 
 MEMORY, MEMORY_PER_BYTE = 4 << 20, 64
@@ -127,8 +128,8 @@ def limited_time() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+        standing_still.allow()
 
 
 def require_one_line(error: UserError, path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pyrt.kernels import KERNELS, all_constants
 from pyrt.memory import DeviceArray
+from tests import standing_still
 
 
 class Device:
@@ -39,11 +40,13 @@ class Device:
 @pytest.fixture(scope="session")
 def library(library):
     """The kernel library, everything in kernels/ compiled side by side beforehand."""
+    standing_still.allow(900)  # g++ takes its time for all of them
     library.compile(
         (path.stem, constants)
         for path in sorted(KERNELS.glob("*.cu"))
         for constants in all_constants(path.read_text())
     )
+    standing_still.allow()
     return library
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +24,6 @@ def job() -> Job:
 @pytest.fixture
 def cpu() -> CpuDriver:
     return CpuDriver()
-
-
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Ends the process after a minute: a rank would wait for ever for one whose test has failed."""
-    faulthandler.dump_traceback_later(60, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module")

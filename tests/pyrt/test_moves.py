@@ -25,8 +25,6 @@ from pyrt.streams import Streams
 from tests.pyrt.fakes import LateDriver
 from tests.pyrt.test_exchange import CountingComm
 
-pytestmark = pytest.mark.usefixtures("limited")
-
 KINDS = [
     ("rows", "whole", False),
     ("columns", "whole", False),

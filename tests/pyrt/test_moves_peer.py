@@ -19,8 +19,6 @@ from pyrt.moves import Move
 from tests.pyrt.test_moves import KINDS, Matrix, Mover, all_moves, expected_of, made, part_of
 from tests.pyrt.test_peer import TouchedComm
 
-pytestmark = pytest.mark.usefixtures("limited")
-
 F4 = np.dtype("f4")
 MIXED = [Move(shape, *kind) for shape in ((2, 9), (13, 37), (1, 1)) for kind in KINDS]
 """Small and large ones in turns, with messages that are empty."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import itertools
 import os
 import random
@@ -123,7 +122,6 @@ def test_nothing_is_left_behind(driver: Driver, job: Job, kind: str) -> None:
 @pytest.mark.parallel([2])
 def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job, kind: str) -> None:
     """Rank 1 makes no second step, which rank 0's kernel waits for: what the watchdog says ends it."""
-    faulthandler.dump_traceback_later(30, exit=True)  # else it would wait for ever
     gradients = made_gradients(0, job.size, np.dtype("f4"))[job.rank]
     trainer = Trainer(kind, driver, job, BUCKETS["ragged"], np.dtype("f4"))
     trainer.step(gradients)
@@ -136,7 +134,6 @@ def test_a_rank_that_has_given_up_waits_for_nobody(driver: Driver, job: Job, kin
         assert seconds <= time.monotonic() - started < 10
     job.comm.Barrier()
     trainer.exchange.close()
-    faulthandler.cancel_dump_traceback_later()
 
 
 class TouchedComm:

@@ -1,0 +1,216 @@
+"""Random whole runs: plans of every mix, grids, exchanges, devices, uneven widths, batches below the ranks.
+
+Each is compared with the NumPy reference in float64: parameters, momentum in its checkpoint, the loss of each
+epoch. Then it is broken off after some step and resumed: it ends with the same bits.
+
+One by its number, on any number of ranks: mpirun -n 3 python -m tests.nn.random_runs 17 [--device emulated]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn import check, reference
+from nn.checkpoints import files
+from nn.checkpoints.stopping import Stopping
+from nn.data import load
+from nn.network import ACTIVATIONS, HEADS
+from nn.options import Options
+from nn.plan import SAMPLES, SPLITS
+from nn.problem import Problem
+from nn.report import Report
+from nn.run import run
+from pyrt.job import Job
+from pyrt.job import run as run_job
+
+PIXELS, CLASSES = (2, 3), 5
+ROWS = 23
+"""Training samples, of which some validate."""
+
+ON_THE_CPU = ("root", "blocking", "host", "device")
+WITH_KERNELS = (*ON_THE_CPU, "peer", "hierarchical")
+
+TOLERANCE = {"float64": 1e-11, "float32": 1e-4}
+"""Relative max norm, for a few steps at rates up to 1."""
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomRun:
+    """A run drawn from a number, for so many ranks."""
+
+    number: int
+    ranks: int
+    device: str
+    options: Options
+    plan: dict[str, Any]
+    stop: int
+    """The step after which it is broken off."""
+
+    @classmethod
+    def drawn(cls, number: int, ranks: int, device: str) -> RandomRun:
+        rng = np.random.default_rng([number, ranks])
+        shards = int(rng.choice([size for size in (1, 2, 2, 3, 3, 4, 4) if ranks % size == 0]))
+        hidden = tuple(int(units) for units in rng.integers(shards, 12, rng.integers(1, 4)))
+        splits = [str(rng.choice(SPLITS)) if shards > 1 else SAMPLES for _ in (*hidden, CLASSES)]
+        exchange = str(rng.choice(ON_THE_CPU if device == "cpu" else WITH_KERNELS))
+        options = Options(
+            hidden=hidden,
+            activation=str(rng.choice(ACTIVATIONS)),
+            head=str(rng.choice(HEADS)),
+            reg=float(rng.choice([0.0, 0.01])),
+            batch=int(rng.integers(1, 14)),
+            samples=int(rng.integers(1, 30)),
+            epochs=2,
+            lr=float(rng.choice([0.1, 0.5])),
+            momentum=float(rng.choice([0.0, 0.9])),
+            dtype=str(rng.choice(["float64", "float64", "float32"])),
+            shuffle=bool(rng.integers(2)),
+            seed=int(rng.integers(100)),
+            val_fraction=float(rng.choice([0.0, 0.2])),
+            device=device,
+            exchange=exchange,
+            ranks_per_node=int(rng.integers(2, 4)) if exchange == "hierarchical" else None,
+            placement=str(rng.choice(["auto", "stream"])),
+            graph=bool(rng.integers(2)),
+            order_seed=int(rng.integers(9)) if device == "emulated" else None,
+            share_gpus=True,
+        )
+        steps = 2 * -(-(options.samples or 0) // options.batch)
+        plan = {"grid": [ranks // shards, shards], "layers": splits}
+        return cls(number, ranks, device, options, plan, int(rng.integers(1, steps + 1)))
+
+    def __str__(self) -> str:
+        """The command that makes it again, and what it is."""
+        given = {
+            field.name: getattr(self.options, field.name)
+            for field in dataclasses.fields(self.options)
+            if getattr(self.options, field.name) != field.default
+        }
+        command = (
+            f"mpirun -n {self.ranks} python -m tests.nn.random_runs {self.number} --device {self.device}"
+        )
+        return f"{command}\n{json.dumps(self.plan)}, stopped after step {self.stop}, {given}"
+
+    def check(self, folder: Path, job: Job) -> None:
+        """Raise AssertionError on rank 0 where it goes wrong. Collective; the folder is of all ranks."""
+        options = self._in(folder, job)
+        whole = self._run(options, job, folder / "whole")
+        self._run(options, job, folder / "broken", stop=self.stop)
+        resumed = self._run(options, job, folder / "broken", resume=True)
+        if job.rank > 0:
+            return
+        kept, again = (files.load(newest(folder / name)) for name in ("whole", "broken"))
+        self._check_against_the_reference(options, kept, whole)
+        assert bits(again.parameters) == bits(kept.parameters), "resumed: other parameters"
+        assert bits(again.velocity) == bits(kept.velocity), "resumed: other momentum"
+        losses, others = ([epoch.loss for epoch in report.epochs] for report in (whole, resumed))
+        assert losses == others, "resumed: other losses"
+
+    def _in(self, folder: Path, job: Job) -> Options:
+        """The options, with files that rank 0 writes here."""
+        data, plan, init = folder / "data.npz", folder / "plan.json", folder / "init.npz"
+        if job.rank == 0:
+            rng = np.random.default_rng(self.number)
+            images = rng.integers(0, 256, (ROWS, *PIXELS)).astype(np.uint8)
+            labels = rng.permutation(np.arange(ROWS) % CLASSES)
+            np.savez(data, x_train=images, y_train=labels, x_test=images[:3], y_test=labels[:3])
+            plan.write_text(json.dumps(self.plan))
+            np.savez(init, **self._initial(rng))
+        job.comm.barrier()
+        return dataclasses.replace(self.options, data=str(data), plan=str(plan), init=init)
+
+    def _initial(self, rng: np.random.Generator) -> Arrays:
+        """Parameters of which no two are equal, biases among them: those of two ranks cannot be confused."""
+        sizes = (int(np.prod(PIXELS)), *self.options.hidden, CLASSES)
+        values: Arrays = {}
+        for layer in range(1, len(sizes)):
+            values[f"W{layer}"] = rng.standard_normal((sizes[layer], sizes[layer - 1]))
+            values[f"b{layer}"] = rng.standard_normal(sizes[layer])
+        return values
+
+    def _run(
+        self, options: Options, job: Job, checkpoints: Path, stop: int | None = None, resume: bool = False
+    ) -> Report:
+        """Run it; asked to stop after a step."""
+        is_agreed = Stopping.is_agreed
+        if stop is not None:
+            Stopping.is_agreed = lambda stopping, step, done: step >= stop  # type: ignore[method-assign]
+        try:
+            # Graphs of whole runs and of those that stop hold the same steps.
+            every = str(self.stop)
+            changed = dataclasses.replace(
+                options, checkpoint=checkpoints, checkpoint_every=every, resume=resume
+            )
+            return run(changed, job)
+        finally:
+            Stopping.is_agreed = is_agreed  # type: ignore[method-assign]
+            job.comm.barrier()
+
+    def _check_against_the_reference(self, options: Options, kept: files.Checkpoint, report: Report) -> None:
+        parameters, velocity, losses = trained(Problem.of(options, load(options.data)))
+        tolerance = TOLERANCE[options.dtype]
+        pairs = [(name, kept.parameters[name], parameters[name]) for name in parameters]
+        if options.momentum:
+            pairs += [(f"v_{name}", kept.velocity[name], velocity[name]) for name in velocity]
+        off = {name: check.difference(name, array, truth).max_norm for name, array, truth in pairs}
+        assert all(difference <= tolerance for difference in off.values()), off
+        np.testing.assert_allclose(
+            [epoch.loss for epoch in report.epochs], losses, rtol=tolerance, err_msg="losses of epochs"
+        )
+
+
+def trained(problem: Problem) -> tuple[Arrays, Arrays, list[float]]:
+    """Train the reference in float64: its parameters, momentum, and mean loss of each epoch."""
+    options, schedule = problem.options, problem.schedule
+    assert options.init is not None
+    with np.load(options.init) as file:
+        parameters = {name: file[name].astype(options.dtype).astype(np.float64) for name in file.files}
+    velocity = {name: np.zeros_like(array) for name, array in parameters.items()}
+    losses = [0.0] * options.epochs
+    for step, (X, labels) in enumerate(check.batches(problem)):
+        _, Z = reference.forward(parameters, X, options.activation)
+        losses[schedule.epoch(step)] += reference.losses(Z, labels, options.head).sum() / schedule.samples
+        _, gradients = reference.cost_and_gradients(
+            parameters, X, labels, options.activation, options.head, options.reg
+        )
+        for name, gradient in gradients.items():
+            velocity[name] = options.momentum * velocity[name] + gradient
+            parameters[name] = parameters[name] - options.lr * velocity[name]
+    return parameters, velocity, losses
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("step-*.npz"))
+
+
+def bits(arrays: Arrays) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def main(job: Job) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("number", type=int)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "emulated", "cuda"))
+    arguments = parser.parse_args()
+    case = RandomRun.drawn(arguments.number, job.size, arguments.device)
+    if job.rank == 0:
+        print(case, flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        case.check(Path(job.comm.bcast(made)), job)
+        job.comm.barrier()
+    if job.rank == 0:
+        print("right")
+    return 0
+
+
+if __name__ == "__main__":
+    run_job(main)

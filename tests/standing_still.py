@@ -1,0 +1,97 @@
+"""Tests that stand still end by themselves, with the stacks of all threads.
+
+A clock runs for each test, from its set-up to the end of its tear-down. When it stops,
+
+- a rank of a test of several prints its stacks, and the system ends it some seconds later, also inside MPI.
+  mpiexec then ends the others, which have printed theirs, and the test fails;
+- a test of this process alone fails where it is. Where Python cannot run, as inside a kernel, the stacks are
+  printed and the process ends.
+
+A long test that makes progress says so by `allow`. A rank that has failed waits for the others for a moment.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TextIO
+
+import pytest
+from pytest_mpi.plugin import CHILD_PROCESS_FLAG
+
+LIMIT = 50.0
+"""Seconds without a word of progress."""
+
+GRACE = 5.0
+"""Seconds between the first thing that is tried and the next."""
+
+IS_RANK = CHILD_PROCESS_FLAG in os.environ
+"""Whether mpiexec started this process for one test."""
+
+_stderr: TextIO = sys.stderr
+"""Where stacks go: not into what pytest captures, which is lost with the process."""
+
+
+def start() -> None:
+    """Start the first clock, before MPI starts."""
+    global _stderr
+    _stderr = os.fdopen(os.dup(2), "w")
+    if IS_RANK:
+        allow()
+    else:
+        signal.signal(signal.SIGALRM, _fail)
+
+
+def allow(seconds: float | None = None) -> None:
+    """Start the clock of the running test anew: it may take so many seconds from here (default: LIMIT)."""
+    seconds = LIMIT if seconds is None else seconds
+    if IS_RANK:
+        faulthandler.dump_traceback_later(seconds, file=_stderr)
+        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
+    else:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_stderr)
+
+
+def stop() -> None:
+    """Stop the clock."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _fail(number: int, frame: FrameType | None) -> None:
+    pytest.fail("stands still")
+
+
+class Clock:
+    """The pytest plugin."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
+        """Run a clock; not in the process that waits for mpiexec, whose ranks have their own."""
+        if IS_RANK or not item.get_closest_marker("parallel"):
+            allow()
+        try:
+            return (yield)
+        finally:
+            if IS_RANK:
+                allow()  # the end of MPI
+            else:
+                stop()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[object]:
+        """Print a rank's failure at once, which the wait for the others may keep for ever."""
+        report = yield
+        if IS_RANK and report.failed:
+            print(f"{item.name} failed on a rank:\n{report.longreprtext}", file=_stderr, flush=True)
+        return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        """Start the clock that pytest has stopped."""
+        allow(GRACE if IS_RANK else None)

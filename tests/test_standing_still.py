@@ -1,0 +1,96 @@
+"""tests/standing_still.py: a test that waits for ever fails by itself, and shows where each rank waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mpi import ROOT, TIMEOUT, environment
+
+CONFTEST = """
+from tests import standing_still
+standing_still.LIMIT, standing_still.GRACE = 4.0, 1.0
+from tests.conftest import pytest_configure
+"""
+
+RANKS = """
+import pytest
+from mpi4py import MPI
+
+def waits_in_mpi():
+    MPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE)
+
+@pytest.mark.parallel([2])
+def test_one_fails():
+    assert MPI.COMM_WORLD.rank == 0, "rank 1 is wrong"
+    waits_in_mpi()
+
+@pytest.mark.parallel([2])
+def test_both_wait():
+    waits_in_mpi()
+
+@pytest.mark.parallel([2])
+def test_one_waits_at_the_end():
+    MPI.COMM_WORLD.rank or waits_in_mpi()
+"""
+
+ALONE = """
+import time
+
+def test_python_waits():
+    time.sleep(60)
+
+def test_goes_on():
+    for _ in range(4):
+        time.sleep(0.8)
+        standing_still.allow()
+
+from tests import standing_still
+"""
+
+IN_C = """
+import ctypes
+
+def test_no_python_runs():
+    waits()
+
+def waits():  # with the interpreter's lock; a signal ends one call
+    for _ in range(9):
+        ctypes.PyDLL(None).sleep(60)
+"""
+
+
+def run_tests(folder: Path, source: str) -> tuple[int, str]:
+    """Run a file of tests; its exit code, and all that it printed."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_made.py").write_text(source)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_made.py"],
+        cwd=folder,
+        env=environment({"PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_ranks(tmp_path: Path) -> None:
+    code, printed = run_tests(tmp_path, RANKS)
+    assert code == 1 and "3 failed" in printed
+    assert "rank 1 is wrong" in printed
+    assert printed.count("in waits_in_mpi") >= 1 + 2 + 1
+
+
+def test_a_process_of_its_own(tmp_path: Path) -> None:
+    code, printed = run_tests(tmp_path, ALONE)
+    assert code == 1 and "1 failed, 1 passed" in printed
+    assert "time.sleep(60)" in printed and "Failed: stands still" in printed
+
+
+def test_where_python_cannot_run(tmp_path: Path) -> None:
+    code, printed = run_tests(tmp_path, IN_C)
+    assert code == 1
+    assert "in waits" in printed
