@@ -14,8 +14,10 @@ from nn.options import Options
 from nn.plan import SAMPLES, SPLITS, Plan, files
 from nn.run import run
 from nn.training import Diverged
+from nn.update import SgdUpdate
 from pyrt.driver import Driver
 from pyrt.errors import UserError
+from pyrt.exchange import Bucket, QueueWork
 from pyrt.job import Job, join
 
 SMALL = Options(hidden=(9, 7), epochs=2, batch=20, samples=47, lr=0.5, reg=0.01, val_fraction=0.0, check=True)
@@ -197,3 +199,23 @@ def test_a_plan_that_does_not_fit_ends_all_ranks(digits: str, job: Job) -> None:
     options = dataclasses.replace(SMALL, data=digits, device="cpu", plan="model", hidden=(2, 7))
     with pytest.raises(UserError, match="splits the 2 rows of W1 over 3 ranks"):
         run(options, job)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("splits", [(*SPLITS, SAMPLES), ("rows", SAMPLES, "columns", "rows")], ids=str)
+def test_the_update_that_ends_a_step_is_the_last(
+    digits: str, shared: Path, job: Job, splits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients of some layers summed over all ranks, and of others over those of a shard."""
+    ended: list[bool] = []
+    bind = SgdUpdate.bind
+
+    def noted(update: SgdUpdate, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        work = bind(update, *buckets, ends_step=ends_step)
+        keeps_the_loss = ends_step and update._ring is not None
+        return lambda stream: (ended.append(keeps_the_loss), work(stream))
+
+    monkeypatch.setattr(SgdUpdate, "bind", noted)
+    options = dataclasses.replace(SMALL, hidden=(8, 9, 8), data=digits, device="cpu", exchange="blocking")
+    trained(options, Plan(1, 2, splits), shared, job)
+    assert ended == [False, True] * 6
