@@ -129,16 +129,15 @@ class Parameter:
         return argument.pointer
 
     def _number(self, argument: object) -> bytes:
+        """One number. As in C, a real one that is too large for its type becomes infinite."""
         dtype = self.type.dtype
-        if dtype.kind == "b":
-            fits = isinstance(argument, (bool, np.bool_))
-        else:
-            fits = isinstance(argument, Real if dtype.kind == "f" else Integral)
-            fits = fits and not isinstance(argument, bool)
-        if fits:
+        wanted = {"b": (bool, np.bool_), "f": (Real,)}.get(dtype.kind, (Integral,))
+        if isinstance(argument, wanted) and (dtype.kind == "b" or not isinstance(argument, bool)):
             try:
-                # With "=" a number that is too large for a float is an error, too.
-                return struct.pack(f"={dtype.char}" if dtype.kind == "f" else dtype.char, argument)
+                if dtype.kind != "f":
+                    return struct.pack(dtype.char, argument)
+                with np.errstate(over="ignore"):
+                    return np.array(argument, dtype).tobytes()
             except (struct.error, OverflowError):
                 pass
         raise TypeError(f"argument {self.name} is {self._in_words()}, not {argument!r}")
@@ -148,7 +147,7 @@ class Parameter:
         if dtype.kind == "b":
             return "True or False"
         if dtype.kind == "f":
-            return f"a number within the range of {dtype}"
+            return f"a number, {dtype}"
         limits = np.iinfo(dtype)
         return f"a number, whole, from {limits.min} to {limits.max}"
 

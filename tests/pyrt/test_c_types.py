@@ -104,10 +104,11 @@ class TestNumbers:
         ):
             packed = np.frombuffer(value(dtype).pack(number), dtype)
             assert packed == np.dtype(dtype).type(float(number))
-        for number in (np.inf, -np.inf, np.nan):
-            np.testing.assert_array_equal(np.frombuffer(value(dtype).pack(number), dtype), [number])
-        for wrong in (True, None, "0.5", 0.5j, np.zeros(2), 10**400, *([1e39] if dtype != "f8" else [])):
-            with pytest.raises(TypeError, match="argument v is a number within the range of float"):
+        for number in (np.inf, -np.inf, np.nan, -1e39):
+            right = -np.inf if number == -1e39 and dtype != "f8" else number  # as in C
+            np.testing.assert_array_equal(np.frombuffer(value(dtype).pack(number), dtype), [right])
+        for wrong in (True, None, "0.5", 0.5j, np.zeros(2), 10**400):
+            with pytest.raises(TypeError, match="argument v is a number, float"):
                 value(dtype).pack(wrong)
 
     def test_truth(self) -> None:
