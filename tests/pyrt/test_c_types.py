@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from fractions import Fraction
 from itertools import permutations
 
@@ -12,6 +13,7 @@ import pytest
 from pyrt.c_types import CType, Parameter, c_type, pack
 from pyrt.driver.cpu import CpuDriver
 from pyrt.memory import DeviceArray
+from tests.mpi import ROOT
 
 
 def value(dtype: str, components: int = 1) -> Parameter:
@@ -42,6 +44,14 @@ class TestTypes:
     def test_numbers_in_any_order_of_words(self, words: str, dtype: str) -> None:
         for order in permutations(words.split()):
             assert c_type(order) == CType(np.dtype(dtype))
+
+    def test_numbers_are_those_of_the_table_in_the_docs(self) -> None:
+        text = (ROOT / "docs" / "kernel_files.md").read_text().split("## Parameters")[1]
+        rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+        for names, _, arrays in rows[:9]:
+            found = [c_type(name.split()) for name in re.findall(r"`([^`<]+)`", names)]
+            assert {str(one.dtype) for one in found} == set(arrays.strip().split("; "))
+        assert rows[9][0].startswith(" `half2`")
 
     @pytest.mark.parametrize("words", ["", "void", "Pair", "long double", "float4 float4", "short short"])
     def test_others_are_none(self, words: str) -> None:
