@@ -1,6 +1,6 @@
-"""The types of a kernel's parameters: which argument of a launch each one takes, and how it is packed.
+"""The types of a kernel's parameters: the arguments that each takes, and how they are packed for a launch.
 
-docs/kernel_files.md has the same table for readers.
+docs/kernel_files.md has the same table for users.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Number = int | float | np.number | np.bool_
 Argument = DeviceArray | Number | Sequence[Number] | np.ndarray | None
 
 WORDS = frozenset(("bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"))
-"""The words of which C builds its own types."""
+"""The words from which C builds its own types."""
 
 BYTES = np.dtype(np.uint8)
-"""Elements of an array that goes to a pointer to any other type."""
+"""Elements of the array that a pointer to any other type takes."""
 
 _NUMBERS = {
     "bool": "?",
@@ -72,7 +72,7 @@ class CType:
 
     @property
     def alignment(self) -> int:
-        """Bytes of whose multiples its address is one."""
+        """In bytes, as in CUDA."""
         return self.dtype.itemsize if self.components == 3 else min(self.dtype.itemsize * self.components, 16)
 
 
@@ -84,9 +84,9 @@ _TYPES = {
 
 
 def c_type(words: Sequence[str]) -> CType | None:
-    """The number or vector that these words name, qualifiers and typedefs resolved; None for other types.
+    """Look up the number or vector that these words name, without qualifiers; None for other types.
 
-    Their order does not matter, as in C: ``long unsigned int`` is ``unsigned long``.
+    The order of the words does not matter, as in C: ``long unsigned int`` is ``unsigned long``.
     """
     signed = [word for word in words if word != "signed" or "char" in words]
     short = [word for word in signed if word != "int" or len(signed) == 1]
@@ -107,7 +107,7 @@ class Parameter:
         return 8 if self.is_array else self.type.alignment
 
     def pack(self, argument: Argument) -> bytes:
-        """The argument as it lies in the parameter block. Raises TypeError for one that does not fit."""
+        """Pack an argument as a launch takes it. Raises TypeError for one that does not fit."""
         if self.is_array:
             return struct.pack("P", self._address(argument))
         if self.type.components == 1:
@@ -129,7 +129,7 @@ class Parameter:
         return argument.pointer
 
     def _number(self, argument: object) -> bytes:
-        """One number. As in C, a real one that is too large for its type becomes infinite."""
+        """Pack one number. As in C, a real one that is too large for its type becomes infinite."""
         dtype = self.type.dtype
         wanted = {"b": (bool, np.bool_), "f": (Real,)}.get(dtype.kind, (Integral,))
         if isinstance(argument, wanted) and (dtype.kind == "b" or not isinstance(argument, bool)):
@@ -153,9 +153,9 @@ class Parameter:
 
 
 def pack(parameters: Sequence[Parameter], arguments: Sequence[Argument]) -> bytes:
-    """The parameter block of a launch: each argument at a multiple of its alignment, as in a C structure.
+    """Pack all arguments of a launch, each at a multiple of its alignment, as in a C structure.
 
-    Raises TypeError where an argument is not what its parameter asks for.
+    Raises TypeError for an argument that does not fit its parameter.
     """
     packed = bytearray()
     for parameter, argument in zip(parameters, arguments, strict=True):

@@ -78,7 +78,7 @@ def open_device(
 def first_device() -> Driver:
     """Open the first GPU of this process or, where there is none, the emulated device.
 
-    For programs of one process, without MPI. Raises UserError where there is no C++ compiler either.
+    For programs of one process, without MPI. Raises UserError without a GPU and a C++ compiler.
     """
     gpus, missing = usable_gpus()
     if gpus:

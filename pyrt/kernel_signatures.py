@@ -1,8 +1,8 @@
 """Reads the kernels of a CUDA source and their parameters, without a compiler.
 
-A start reads dozens of sources, so only what stands around each ``__global__`` is parsed, and the braces that
-say which blocks it is in. docs/kernel_files.md lists the forms that a launch can take; a kernel of any other
-form is listed with the reason why it cannot be launched.
+A run reads dozens of sources when it starts, so this parses only the text around each ``__global__``, and the
+braces that say which blocks it is in. docs/kernel_files.md lists the forms that can be launched; a kernel of
+another form is listed with the reason why it cannot.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Signature:
 
 
 def read_kernels(source: str) -> dict[str, Signature]:
-    """The kernels that a source defines, by name. Constants are its ``#define`` lines."""
+    """Find the kernels that a source defines, by name. The constants are ``#define`` lines of the source."""
     text, macros = preprocess(source)
     text = _with_declaring_macros(text, macros)
     types = _Types(macros, text)
@@ -72,15 +72,16 @@ def read_kernels(source: str) -> dict[str, Signature]:
 
 
 def launchable(source: str) -> list[str]:
-    """The names of the kernels of a source that can be launched."""
+    """List the names of the kernels of a source that can be launched."""
     return [kernel.name for kernel in read_kernels(source).values() if not kernel.obstacle]
 
 
 def _with_declaring_macros(text: str, macros: Macros) -> str:
-    """The text with macros in place that stand for ``__global__`` or for the opening of ``extern "C"``."""
-    for name, values in macros.items():
-        if any("__global__" in value or 'extern "C"' in value for value in values):
-            text = re.sub(rf"\b{name}\b", values[-1].replace("\\", r"\\"), text)
+    """Replace the macros that stand for ``__global__`` or ``extern "C"``."""
+    for name, values in reversed(macros.items()):  # a macro uses those before it
+        declaring = [value for value in values if "__global__" in value or 'extern "C"' in value]
+        if declaring:
+            text = re.sub(rf"\b{name}\b", declaring[0].replace("\\", r"\\"), text)
     return text
 
 
@@ -90,12 +91,12 @@ class _Declaration:
 
     name: str
     head: str
-    """All that stands before its name."""
+    """The text before its name."""
     parameters: str
     blocks: list[str]
-    """All that stands before each block that it is in."""
+    """The text that opens each block around it."""
     body: int | None
-    """Where its body begins; None where it has none."""
+    """The place at which its body begins; None for a declaration without one."""
 
     @property
     def is_c(self) -> bool:
@@ -117,12 +118,12 @@ def _declarations(text: str) -> Iterator[_Declaration]:
 
 
 def _beginning(text: str, place: int) -> int:
-    """Where the statement or declaration begins that ``place`` is in."""
+    """Find the beginning of the statement or declaration around ``place``."""
     return 1 + max(text.rfind(end, 0, place) for end in ";{}")
 
 
 def _declaration(text: str, start: int, blocks: list[str]) -> _Declaration | None:
-    """The function declared around the ``__global__`` at ``start``; None where there is none."""
+    """Read the function declared around the ``__global__`` at ``start``; None where there is none."""
     begin, place = _beginning(text, start), start
     while word := _WORD_AFTER.match(text, place):
         place = word.end()
@@ -139,12 +140,13 @@ def _declaration(text: str, start: int, blocks: list[str]) -> _Declaration | Non
 
 
 def _body(text: str, place: int) -> int | None:
+    """Find the place behind the next opening brace; None where a semicolon comes first."""
     end = re.compile(r"[;{]").search(text, place)
     return end.end() if end and end[0] == "{" else None
 
 
 def _closing(text: str, place: int) -> int:
-    """The place behind the bracket that closes the one at ``place``."""
+    """Find the place behind the bracket that closes the one at ``place``."""
     depth = 0
     for match in re.compile(r"[()]").finditer(text, place):
         depth += 1 if match[0] == "(" else -1
@@ -154,6 +156,7 @@ def _closing(text: str, place: int) -> int:
 
 
 def _signature(one: _Declaration, text: str, types: _Types, has_c_name: bool) -> Signature:
+    """Read the parameters of a kernel, or say why it cannot be launched."""
     try:
         if re.search(r"\btemplate\b", one.head):
             raise _NotTaken(
@@ -174,7 +177,7 @@ def _signature(one: _Declaration, text: str, types: _Types, has_c_name: bool) ->
 
 
 def _either(first: Signature, second: Signature) -> Signature:
-    """What holds of a kernel with two definitions, as under an ``#if`` and its ``#else``."""
+    """Combine two definitions of a kernel, as under an ``#if`` and its ``#else``."""
     if first.obstacle or second.obstacle:
         return second if first.obstacle else first
     if first.parameters == second.parameters:
@@ -183,7 +186,7 @@ def _either(first: Signature, second: Signature) -> Signature:
 
 
 def _split(parameters: str) -> list[str]:
-    """The parameters of a list; commas within brackets part nothing."""
+    """Split a list of parameters at the commas that are not within brackets."""
     parts, depth = [""], 0
     for piece in re.split(r"([,()<>{}\[\]])", parameters):
         if piece == "," and depth == 0:
@@ -195,7 +198,7 @@ def _split(parameters: str) -> list[str]:
 
 
 class _Types:
-    """The names that a source gives to types, by typedef, using and #define."""
+    """The names of types that a source defines by typedef, using and #define."""
 
     def __init__(self, macros: Macros, text: str) -> None:
         self._meanings: Macros = {name: list(values) for name, values in macros.items()}
@@ -205,7 +208,7 @@ class _Types:
                 others.append(match["meaning"])
 
     def parameter(self, text: str, index: int) -> Parameter:
-        """One parameter of a list. Raises _NotTaken."""
+        """Read one parameter of a list. Raises _NotTaken."""
         declared = text.split("=")[0]
         is_array = re.search(r"\[[^]]*\]", declared)
         plain = re.sub(r"\[[^]]*\]", "", declared)
@@ -226,7 +229,7 @@ class _Types:
         return Parameter(name, found)
 
     def _resolve(self, words: Sequence[str], within: frozenset[str]) -> list[str]:
-        """The words with all names replaced by their meanings."""
+        """Replace all names among the words by their meanings."""
         resolved = []
         for word in words:
             meanings = self._meanings.get(word, [])
@@ -242,7 +245,7 @@ class _Types:
 
 
 def _words(text: str) -> list[str]:
-    """The words and stars of a declaration, without qualifiers and template arguments."""
+    """List the words and stars of a declaration, without qualifiers and template arguments."""
     while "<" in text and (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
         text = shorter
     return [word for word in re.findall(r"\w+|\*", text) if word not in _QUALIFIERS]

@@ -80,7 +80,7 @@ def find(name: str, directories: Sequence[Path]) -> Path:
 
 
 def require_own_kernels(what: str) -> None:
-    """Raise UserError where the project's own kernels are not there; ``what`` begins the message."""
+    """Raise UserError, its message begun by ``what``, where the project's own kernels are not installed."""
     if not KERNELS.is_dir():
         raise UserError(
             f"{what}: this installation of pyrt has no kernels: run from a checkout of the project"
@@ -238,7 +238,7 @@ class KernelLibrary:
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
         """The kernel ``name`` of ``file`` under these constants; loaded once.
 
-        Raises UserError where the file has none of that name, or one that cannot be launched.
+        Raises UserError for a kernel that the file does not have, or that cannot be launched.
         """
         key = (file, *sorted(constants.items()))
         if key not in self._modules:

@@ -1,4 +1,4 @@
-"""Takes comments, strings and directives out of a CUDA source, as far as reading its kernels needs it."""
+"""Removes comments, strings and directives from a CUDA source, as far as reading its kernels needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 Macros = dict[str, list[str]]
-"""Macros without parameters, each with its value, or with several where only a compiler knows which holds."""
+"""Macros without parameters, each with its value, or with several where only a compiler can choose."""
 
 COMMENT_OR_LITERAL = re.compile(
     r"/\*.*?\*/|//[^\n]*"
@@ -15,7 +15,7 @@ COMMENT_OR_LITERAL = re.compile(
     r"|'(?:\\[^\n']{1,9}|\\'|[^'\\\n])'",
     re.DOTALL,
 )
-_DIRECTIVE = re.compile(r"#[ \t]*(\w*)((?:\\\n|[^\n])*)")  # elsewhere no C has a #
+_DIRECTIVE = re.compile(r"#[ \t]*(\w*)((?:\\\n|[^\n])*)")  # C has a # nowhere else
 _MACRO = re.compile(r"\s*(\w+)(\(?)(.*)", re.DOTALL)
 _TOKEN = re.compile(r"\s*(defined\s*\(\s*\w+\s*\)|defined\s+\w+|\w+|&&|\|\||[=!<>]=|[-+*/%()<>!])")
 _LEVELS: list[dict[str, Callable[[int, int], int]]] = [
@@ -26,7 +26,7 @@ _LEVELS: list[dict[str, Callable[[int, int], int]]] = [
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": operator.floordiv, "%": operator.mod},
 ]
-"""Operators of two numbers, those that bind least first."""
+"""Operators of two numbers, by precedence, the lowest first."""
 _COMPILERS_OWN = re.compile(r"_|CUDA|PYRT_EMULATED$")
 _DEEPEST = 20
 """Macros within macros that are followed."""
@@ -37,11 +37,10 @@ class _Undecided(Exception):
 
 
 def preprocess(source: str) -> tuple[str, Macros]:
-    """The source without comments, directives and parts that conditions rule out, its strings empty but for
-    ``"C"``; and its macros.
+    """Remove comments, directives and branches whose conditions do not hold; return the rest, and the macros.
 
-    A condition on what compilers define, or one that is no comparison of whole numbers, is not decided: all
-    its branches stay.
+    Strings become empty, but for ``"C"``. A condition on names that compilers define, or one that is not an
+    expression of whole numbers, is not decided: all its branches stay.
     """
     reader = _Reader()
     plain = COMMENT_OR_LITERAL.sub(_blank, source)
@@ -104,7 +103,7 @@ class _Reader:
             self.macros.pop(macro, None)
 
     def _holds(self, name: str, rest: str) -> bool | None:
-        """Whether a condition holds; None where only a compiler knows."""
+        """Decide a condition; None where only a compiler can."""
         condition = rest if name == "if" else f"{'!' if name == 'ifndef' else ''}defined {rest}"
         try:
             return bool(_evaluated(self._tokens(condition, 0)))
@@ -112,7 +111,7 @@ class _Reader:
             return None
 
     def _tokens(self, expression: str, depth: int) -> list[str]:
-        """The numbers, operators and brackets of an expression, its macros replaced by their values."""
+        """Split an expression into numbers, operators and brackets, its macros replaced by their values."""
         tokens: list[str] = []
         place, expression = 0, expression.strip()
         while place < len(expression):
@@ -136,7 +135,7 @@ class _Reader:
 
 
 def _evaluated(tokens: list[str]) -> int:
-    """The value of an expression. Raises _Undecided for one that is none, ArithmeticError."""
+    """Compute an expression. Raises _Undecided for tokens that are not one, and ArithmeticError."""
     left = tokens[::-1]  # the next one last
     value = _operation(left, 0)
     if left:

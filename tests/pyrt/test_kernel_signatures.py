@@ -83,6 +83,8 @@ class TestForms:
             'extern "C" void __global__ f(int n) {}',
             '#define BOUNDS(n) __launch_bounds__(n)\nextern "C" __global__ void BOUNDS(32) f(int n) {}',
             '#define KERNEL extern "C" __global__ void\nKERNEL f(int n) {}',
+            '#ifdef __X\n#define C extern "C"\n#else\n#define C\n#endif\nC __global__ void f(int n) {}',
+            '#define C extern "C"\n#define KERNEL C __global__ void\nKERNEL f(int n) {}',
             'extern "C" __global__ void f(int n); __global__ void f(int n) {}',
             "static const char a = '\"', b = '{', c = '\\'';\nextern \"C\" __global__ void f(int n) {}",
             'const char *s = R"x( } " { )x";\nextern "C" __global__ void f(int n) {}',
