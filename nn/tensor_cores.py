@@ -306,7 +306,7 @@ class TensorCores:
         sums = (tiling.parts - 1) * tiles * tiling.rows * tiling.columns
         warps = tiles * tiling.rows // 16
         return (
-            DeviceArray.empty(self._driver, (sums * 4,), np.uint8),
+            DeviceArray.empty(self._driver, (sums,), np.float32),
             DeviceArray.from_host(self._driver, np.zeros(warps, np.int32)),
         )
 

@@ -75,6 +75,20 @@ def open_device(
     return Device(gpu, "" if choice == "cuda" else "a GPU for every rank", warning)
 
 
+def first_device() -> Driver:
+    """Open the first GPU of this process or, where there is none, the emulated device.
+
+    For programs of one process, without MPI. Raises UserError without a GPU and a C++ compiler.
+    """
+    gpus, missing = usable_gpus()
+    if gpus:
+        return _open_cuda(0)
+    try:
+        return EmulatedDriver()
+    except UserError as error:
+        raise UserError(f"{missing}, and {error}") from None
+
+
 def _share_kernel_folder(job: Job) -> str:
     """What one rank of a node compiles the others load: from where, they learn here. Why it is not kept, on
     some node, if so. Collective."""

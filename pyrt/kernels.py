@@ -6,28 +6,27 @@ go together, and the architectures that it is for, where it is not for all::
     // constants: REAL=float|double TRANSPOSE_A=0|1
     // architectures: sm_80 sm_90a
 
-and its kernels as ``extern "C" __global__ void name(...)``. The parameter list is read from the source,
-so that the arguments of a launch are checked against it, once, and packed once.
+and its kernels as ``extern "C" __global__ void name(...)``. Their parameters are read from the source
+(pyrt/kernel_signatures.py), so that the arguments of a launch are checked against them and packed once.
+docs/kernel_files.md has all that such a file may hold.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+from pyrt.c_types import Argument, Parameter, pack
 from pyrt.cache import kernel_folder
 from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle
 from pyrt.errors import UserError
 from pyrt.job import undisturbed
-from pyrt.memory import DeviceArray
+from pyrt.kernel_signatures import Signature, read_kernels
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 """The project's own kernels."""
@@ -36,37 +35,24 @@ REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 """The constant REAL of kernels for a dtype."""
 
 Constants = Mapping[str, str | int]
-Argument = DeviceArray | int | float | None
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.MULTILINE)
 _CONSTANTS = re.compile(r"^// constants:(.*)$", re.MULTILINE)
 _ARCHITECTURES = re.compile(r"^// architectures:(.*)$", re.MULTILINE)
-_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
-_WAITS_FIRST = re.compile(r"\s*\{\s*(?:wait_for_kernel_before\(\)|begin_beside_kernel_before\(\w+\));")
-_TYPEDEF = re.compile(r"\btypedef\s+(\w+(?: \w+)*)\s+(\w+)\s*;")
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_SCALARS = {"int": "i", "float": "f", "double": "d"}
-_POINTEES: dict[str, np.dtype] = {
-    "unsigned short": np.dtype(np.uint16),
-    "int": np.dtype(np.int32),
-    "float": np.dtype(np.float32),
-    "double": np.dtype(np.float64),
-    "unsigned char": np.dtype(np.uint8),
-}
 
 
 def flatten(path: Path, directories: Sequence[Path]) -> str:
     """The source of a kernel file with its ``#include "..."`` files in place, each once.
 
     nvcc's preprocessor need not run to know whether a compiled version is in the cache. ``#line`` keeps
-    every error at its own file and line. Raises UserError for a file that is not there.
+    every error at its own file and line. Raises UserError for a file that is not there or is not UTF-8.
     """
     return _flatten(path, directories, set())
 
 
 def _flatten(path: Path, directories: Sequence[Path], seen: set[Path]) -> str:
     seen.add(path)
-    source = path.read_text().replace("#pragma once", "")  # each file is taken once anyway
+    source = _text(path).replace("#pragma once", "")  # each file is taken once anyway
 
     def included(match: re.Match[str]) -> str:
         found = find(match[1], [path.parent, *directories])
@@ -77,20 +63,49 @@ def _flatten(path: Path, directories: Sequence[Path], seen: set[Path]) -> str:
     return f'#line 1 "{path}"\n{_INCLUDE.sub(included, source)}'
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}): save it as UTF-8") from None
+
+
 def find(name: str, directories: Sequence[Path]) -> Path:
     """The first file of that name in the directories; UserError where there is none."""
     for directory in directories:
         if (directory / name).is_file():
             return directory / name
-    raise UserError(f"no kernel file {name} in {', '.join(map(str, directories))}")
+    missing = f"no kernel file {name} in {', '.join(map(str, directories))}"
+    if KERNELS in directories:
+        require_own_kernels(missing)
+    hint = "" if name.endswith(".cu") else ": a header of the compiler's is included as <...>"
+    raise UserError(missing + hint)
+
+
+def require_own_kernels(what: str) -> None:
+    """Raise UserError, its message begun by ``what``, where the project's own kernels are not installed."""
+    if not KERNELS.is_dir():
+        raise UserError(
+            f"{what}: this installation of pyrt has no kernels: run from a checkout of the project"
+        )
 
 
 def declared_constants(source: str) -> list[dict[str, list[str]]]:
-    """The constants that a kernel file declares, line by line, each with the values it may take."""
-    lines = [match[1].split() for match in _CONSTANTS.finditer(source)]
+    """The constants that a kernel file declares, line by line, each with the values it may take.
+
+    Raises UserError for a line of another form.
+    """
     return [
-        {name: values.split("|") for name, values in (item.split("=") for item in line)} for line in lines
+        {name: values.split("|") for name, values in (_constant(item) for item in match[1].split())}
+        for match in _CONSTANTS.finditer(source)
     ]
+
+
+def _constant(item: str) -> tuple[str, str]:
+    match = re.fullmatch(r"([A-Za-z_]\w*)=(\S+)", item)
+    if match is None:
+        raise UserError(f"`{item}` in a `// constants:` line is not NAME=VALUE or NAME=VALUE|VALUE")
+    return match[1], match[2]
 
 
 def architectures(source: str) -> list[str] | None:
@@ -114,56 +129,6 @@ def with_constants(source: str, constants: Constants) -> str:
     if given not in all_constants(source):
         raise ValueError(f"constants {given} are not of the declared {declared_constants(source)}")
     return "".join(f"#define {name} {value}\n" for name, value in given.items()) + source
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a kernel: a pointer to elements of ``dtype``, or a scalar packed as ``code``.
-
-    A pointer to a structure of the kernel's own is one to its bytes.
-    """
-
-    name: str
-    code: str
-    dtype: np.dtype | None = None
-
-
-def parse_kernels(source: str, constants: Constants) -> dict[str, list[Parameter]]:
-    """The kernels of a source and their parameters, its typedefs and constants resolved."""
-    plain = _COMMENT.sub("", source)
-    types = {name: meaning for meaning, name in _TYPEDEF.findall(plain)}
-    types.update({name: str(value) for name, value in constants.items()})
-    return {
-        match[1]: [_parameter(text, types) for text in match[2].split(",") if text.strip()]
-        for match in _KERNEL.finditer(plain)
-    }
-
-
-def overlapping(source: str) -> set[str]:
-    """The kernels of a source whose first line is ``wait_for_kernel_before();`` (kernels/common.cuh), or
-    ``begin_beside_kernel_before(..);`` where they wait later.
-
-    They are launched while the kernel before them in the stream still runs.
-    """
-    plain = _COMMENT.sub("", source)
-    return {kernel[1] for kernel in _KERNEL.finditer(plain) if _WAITS_FIRST.match(plain, kernel.end())}
-
-
-def kernel_names(source: str) -> list[str]:
-    """The kernels of a source without comments."""
-    return [match[1] for match in _KERNEL.finditer(source)]
-
-
-def _parameter(text: str, types: Mapping[str, str]) -> Parameter:
-    words = re.sub(r"\bconst\b|\b__restrict__\b", "", text).replace("*", " * ").split()
-    *kind, name = words
-    pointer = "*" in kind
-    base = " ".join(word for word in kind if word != "*")
-    while base in types:
-        base = types[base]
-    if pointer:
-        return Parameter(name, "P", _POINTEES.get(base, np.dtype(np.uint8)))
-    return Parameter(name, _SCALARS[base])
 
 
 def blocks(size: int, tile: int) -> int:
@@ -207,7 +172,7 @@ class Kernel:
     function: FunctionHandle
     parameters: list[Parameter]
     overlaps: bool = False
-    """Whether it waits by itself for the kernel before it: see `overlapping`."""
+    """Whether it waits by itself for the kernel before it: see `Signature`."""
 
     def bind(
         self, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Argument, shared: int = 0
@@ -218,30 +183,14 @@ class Kernel:
         """
         if len(arguments) != len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
-        values = [
-            self._value(parameter, argument)
-            for parameter, argument in zip(self.parameters, arguments, strict=True)
-        ]
-        # Native alignment is the layout the CUDA driver expects of a packed parameter block.
-        packed = struct.pack("".join(parameter.code for parameter in self.parameters), *values)
-        shape = _three(grid), _three(block)
-        launch = self.driver.launcher(self.function, *shape, packed, shared, self.overlaps)
+        try:
+            packed = pack(self.parameters, arguments)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        launch = self.driver.launcher(
+            self.function, _three(grid), _three(block), packed, shared, self.overlaps
+        )
         return Launch((self.name,), launch)
-
-    def _value(self, parameter: Parameter, argument: Argument) -> int | float:
-        where = f"{self.name}: argument {parameter.name}"
-        if parameter.dtype is not None:
-            if argument is None:
-                return 0
-            if not isinstance(argument, DeviceArray) or argument.dtype != parameter.dtype:
-                kind = argument.dtype if isinstance(argument, DeviceArray) else type(argument).__name__
-                raise TypeError(f"{where} is an array of {parameter.dtype}, not {kind}")
-            return argument.pointer
-        if isinstance(argument, bool) or not isinstance(argument, (int, float)):
-            raise TypeError(f"{where} is a number, not {argument!r}")
-        if parameter.code == "i" and not (isinstance(argument, int) and -(2**31) <= argument < 2**31):
-            raise TypeError(f"{where} is a 32-bit integer, not {argument!r}")
-        return argument
 
 
 def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -252,8 +201,7 @@ def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
 @dataclass(frozen=True)
 class _Module:
     handle: ModuleHandle
-    parameters: dict[str, list[Parameter]]
-    overlapping: set[str]
+    kernels: dict[str, Signature]
 
 
 class KernelLibrary:
@@ -273,8 +221,7 @@ class KernelLibrary:
 
     def source(self, file: str, constants: Constants) -> str:
         """The whole source of ``file`` (a name without ``.cu``) under these constants."""
-        path = find(f"{file}.cu", self.directories)
-        return with_constants(flatten(path, self.directories), constants)
+        return with_constants(flatten(self._path(file), self.directories), constants)
 
     def compile(self, wanted: Iterable[tuple[str, Constants]]) -> None:
         """Fill the cache with these (file, constants), side by side, each once.
@@ -289,21 +236,33 @@ class KernelLibrary:
         try:
             undisturbed(partial(self.driver.compile, source, self.cache_dir))
         except UserError as error:
-            raise UserError(f"{find(f'{file}.cu', self.directories)}: {error}") from None
+            raise UserError(f"{self._path(file)}: {error}") from None
 
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
-        """The kernel ``name`` of ``file`` under these constants; loaded once."""
+        """The kernel ``name`` of ``file`` under these constants; loaded once.
+
+        Raises UserError for a kernel that the file does not have, or that cannot be launched.
+        """
         key = (file, *sorted(constants.items()))
         if key not in self._modules:
             self._modules[key] = self._load(file, constants)
         module = self._modules[key]
-        if name not in module.parameters:
-            raise KeyError(f"{file}.cu has no kernel {name}; it has {', '.join(module.parameters)}")
+        signature = module.kernels.get(name)
+        if signature is None:
+            there = ", ".join(module.kernels) or "none"
+            raise UserError(f"{self._path(file)} has no kernel {name}; it has {there}")
+        if signature.obstacle:
+            raise UserError(
+                f"{self._path(file)}: the kernel {name} cannot be launched: {signature.obstacle} "
+                "(docs/kernel_files.md)"
+            )
         function = self.driver.function(module.handle, name)
-        return Kernel(self.driver, name, function, module.parameters[name], name in module.overlapping)
+        return Kernel(self.driver, name, function, signature.parameters, signature.overlaps)
 
     def _load(self, file: str, constants: Constants) -> _Module:
         source = self.source(file, constants)
         self._compile(file, source)
-        handle = self.driver.load_module(source, self.cache_dir)
-        return _Module(handle, parse_kernels(source, constants), overlapping(source))
+        return _Module(self.driver.load_module(source, self.cache_dir), read_kernels(source))
+
+    def _path(self, file: str) -> Path:
+        return find(f"{file}.cu", self.directories)

@@ -17,10 +17,11 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """A row-major array of one or two dimensions in device memory, or a view of one.
+    """A row-major array of any number of dimensions in device memory, or a view of one.
 
-    ``ld`` is the leading dimension: elements from one row to the next (the number of columns, but in a
-    view of some columns). The array does not own its memory: the driver frees all at ``close``.
+    ``ld`` is the leading dimension: elements from one row to the next (the length of the last dimension, but
+    in a view of some columns of a matrix). The array does not own its memory: the driver frees all at
+    ``close``.
     """
 
     driver: Driver
@@ -34,7 +35,7 @@ class DeviceArray:
         """New memory with unspecified contents."""
         dtype = np.dtype(dtype)
         pointer = driver.allocate(math.prod(shape) * dtype.itemsize)
-        return cls(driver, pointer, tuple(shape), dtype, shape[-1])
+        return cls(driver, pointer, tuple(shape), dtype, _row_length(shape))
 
     @classmethod
     def from_host(cls, driver: Driver, host: np.ndarray) -> DeviceArray:
@@ -49,7 +50,7 @@ class DeviceArray:
 
         Raises UserError where the device cannot get at it. `Driver.release_memory` lets its pointer go.
         """
-        return cls(driver, driver.import_memory(handle), tuple(shape), np.dtype(dtype), shape[-1])
+        return cls(driver, driver.import_memory(handle), tuple(shape), np.dtype(dtype), _row_length(shape))
 
     def export(self) -> bytes:
         """A handle with which another process imports this array's memory; ValueError for a view."""
@@ -65,13 +66,13 @@ class DeviceArray:
 
     @property
     def is_contiguous(self) -> bool:
-        return len(self.shape) == 1 or self.ld == self.shape[1] or self.shape[0] <= 1
+        return len(self.shape) != 2 or self.ld == self.shape[1] or self.shape[0] <= 1
 
     def rows(self, start: int, stop: int) -> DeviceArray:
-        """A view of rows (of a vector: elements) ``start`` to ``stop``."""
-        if not 0 <= start <= stop <= self.shape[0]:
+        """A view of ``start`` to ``stop`` along the first dimension: of rows, of elements, of images."""
+        if not self.shape or not 0 <= start <= stop <= self.shape[0]:
             raise IndexError(f"rows {start}:{stop} of an array of shape {self.shape}")
-        step = self.ld if len(self.shape) == 2 else 1
+        step = self.ld if len(self.shape) == 2 else math.prod(self.shape[1:])
         return self._view(start * step, (stop - start, *self.shape[1:]), self.ld)
 
     def columns(self, start: int, stop: int) -> DeviceArray:
@@ -84,7 +85,7 @@ class DeviceArray:
         """A contiguous array under another shape of the same size."""
         if not self.is_contiguous or math.prod(shape) != self.size:
             raise ValueError(f"an array of shape {self.shape} has no view of shape {shape}")
-        return self._view(0, shape, shape[-1])
+        return self._view(0, shape, _row_length(shape))
 
     def _view(self, offset: int, shape: tuple[int, ...], ld: int) -> DeviceArray:
         pointer = self.pointer + offset * self.dtype.itemsize
@@ -113,7 +114,7 @@ class DeviceArray:
 
     def host_view(self) -> np.ndarray:
         """The memory itself as a NumPy array, on a device whose memory the host can use."""
-        if len(self.shape) == 1:
+        if len(self.shape) != 2:
             return self.driver.host_view(self.pointer, self.shape, self.dtype)
         rows, columns = self.shape
         elements = (rows - 1) * self.ld + columns if rows else 0
@@ -128,6 +129,11 @@ class DeviceArray:
     def queue_download(self, host: np.ndarray, stream: StreamHandle) -> None:
         """Queue a copy into a host array of the same size and dtype."""
         self.driver.copy_to_host(host, self.pointer, stream)
+
+
+def _row_length(shape: tuple[int, ...]) -> int:
+    """The leading dimension of a contiguous array."""
+    return shape[-1] if shape else 1
 
 
 def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only: bool = False) -> np.ndarray:

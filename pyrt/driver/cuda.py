@@ -1,6 +1,10 @@
 """The CUDA device under the driver protocol, in the GPU's primary context: pycuda, and cuda-bindings for what
 it has not (graphs, launches that overlap).
 
+Kernels are compiled by `pycuda.compiler.compile`, as by a SourceModule, but loaded through cuda-bindings:
+pycuda's Module and Function hide their handles (pycuda 2026.1, src/wrapper/wrap_cudadrv.cpp) and launch by
+cuLaunchKernel, which takes no attributes, and a launch that overlaps needs the handle for cuLaunchKernelEx.
+
 The primary context is the one a CUDA-aware MPI, PyTorch or CuPy in the same process uses too. It is
 popped at exit on every way out, else pycuda aborts the interpreter.
 """

@@ -157,6 +157,7 @@ def create(name: str, setting: Setting) -> Exchange:
     from pyrt.exchange.local import LocalExchange
     from pyrt.exchange.peer import PeerExchange
     from pyrt.exchange.root import RootExchange
+    from pyrt.kernels import require_own_kernels
 
     if setting.gradients.dtype not in REALS:
         raise UserError(
@@ -164,6 +165,9 @@ def create(name: str, setting: Setting) -> Exchange:
         )
     if setting.job.size == 1:
         return LocalExchange(setting)
+    if name in ("device", "peer", "hierarchical") and setting.driver.has_kernels:
+        with setting.job.together():
+            require_own_kernels(f"--exchange {name}")
     made: dict[str, Callable[[Setting], Exchange]] = {
         "local": LocalExchange,
         "root": RootExchange,

@@ -168,6 +168,7 @@ def create(name: str, setting: Setting) -> Links:
 
     Collective. Raises UserError, on all ranks, where they cannot work here.
     """
+    from pyrt.kernels import require_own_kernels
     from pyrt.moves.device import DeviceLinks
     from pyrt.moves.host import HostLinks
     from pyrt.moves.local import LocalLinks
@@ -175,6 +176,9 @@ def create(name: str, setting: Setting) -> Links:
 
     if setting.job.size == 1:
         return LocalLinks(setting)
+    if setting.driver.has_kernels:
+        with setting.job.together():
+            require_own_kernels(f"--exchange {name}")
     made: dict[str, Callable[[Setting], Links]] = {
         "host": HostLinks,
         "device": DeviceLinks,

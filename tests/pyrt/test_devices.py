@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from pyrt import devices
-from pyrt.devices import assign, open_device
+from pyrt.devices import assign, first_device, open_device
 from pyrt.driver.emulated import compile
 from pyrt.errors import UserError
 from pyrt.job import Job
@@ -269,3 +269,28 @@ class TestVisibleDevices:
     )
     def test_where_none_is_seen_the_variable_is_named(self, value: str | None, why: str) -> None:
         assert devices.none_seen(value, "cuInit failed") == why
+
+
+class TestFirst:
+    """The device of a program of one process."""
+
+    def test_it_is_the_first_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "usable_gpus", lambda: (FOUR, ""))
+        monkeypatch.setattr(devices, "_open_cuda", lambda index: f"GPU {index}")
+        assert first_device() == "GPU 0"
+
+    @pytest.mark.kernels
+    def test_it_is_the_emulated_one_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "usable_gpus", lambda: ([], "no NVIDIA GPU answers"))
+        driver = first_device()
+        assert driver.name == "emulated"
+        driver.close()
+
+    def test_where_there_is_none_it_says_so_in_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(devices, "usable_gpus", lambda: ([], "no NVIDIA GPU answers"))
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        monkeypatch.setattr(compile, "compiler", compile.compiler.__wrapped__)
+        with pytest.raises(
+            UserError, match=r"^no NVIDIA GPU answers, and the emulated device needs a C\+\+ comp"
+        ):
+            first_device()

@@ -41,8 +41,8 @@ class TestMemory:
             assert pointer % 256 == 0
             driver.free(pointer)
 
-    @pytest.mark.parametrize("name", ["uint8", "int32", "float32", "float64"])
-    @pytest.mark.parametrize("shape", [(1,), (1001,), (37, 53), (0, 7)])
+    @pytest.mark.parametrize("name", ["uint8", "uint32", "int32", "int64", "float16", "float32", "float64"])
+    @pytest.mark.parametrize("shape", [(1,), (1001,), (37, 53), (0, 7), (5, 7, 3, 2)])
     def test_a_copy_there_and_back_is_the_same(
         self, driver: Driver, shape: tuple[int, ...], name: str
     ) -> None:

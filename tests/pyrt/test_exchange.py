@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from pyrt.exchange import Bucket, NoUpdate, QueueWork, Setting, Update, host
 from pyrt.exchange.device import verdict
 from pyrt.exchange.peer import Peers
 from pyrt.exchange.peer_flags import PeerFlagsExchange
-from pyrt.job import Job
+from pyrt.job import AgreedError, Job
 from pyrt.kernels import KernelLibrary
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
@@ -504,3 +506,16 @@ def test_local_updates_each_rank_with_its_own_gradients(cpu: CpuDriver, job: Job
 def test_one_rank_needs_no_exchange(cpu: CpuDriver, job: Job) -> None:
     names = {Trainer(name, cpu, job, BUCKETS["ragged"], np.dtype("f4")).exchange.name for name in EXCHANGES}
     assert names == {"local"}
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("name", ["device", "peer", "hierarchical"])
+def test_an_installation_without_kernels_says_so_on_every_rank(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where one rank alone has none."""
+    if job.rank == 0:
+        monkeypatch.setattr("pyrt.kernels.KERNELS", tmp_path / "none")
+    setting = SimpleNamespace(job=job, driver=SimpleNamespace(has_kernels=True))
+    with pytest.raises(AgreedError, match=f"--exchange {name}: this installation of pyrt has no kernels"):
+        exchange.create(name, setting)

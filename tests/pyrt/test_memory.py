@@ -19,8 +19,10 @@ def matrix(cpu: CpuDriver) -> DeviceArray:
 
 
 class TestDeviceArray:
-    @pytest.mark.parametrize("dtype", ["u1", "i4", "f4", "f8"])
-    @pytest.mark.parametrize("shape", [(1,), (13,), (5, 7), (0, 7), (0,)])
+    @pytest.mark.parametrize("dtype", ["u1", "u4", "i4", "i8", "f2", "f4", "f8"])
+    @pytest.mark.parametrize(
+        "shape", [(1,), (13,), (5, 7), (0, 7), (0,), (), (2, 3, 4), (2, 3, 4, 5), (0, 3, 4)]
+    )
     def test_a_copy_there_and_back_is_the_same(
         self, cpu: CpuDriver, shape: tuple[int, ...], dtype: str
     ) -> None:
@@ -28,7 +30,8 @@ class TestDeviceArray:
         array = DeviceArray.from_host(cpu, host)
         assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
         assert (array.size, array.nbytes) == (host.size, host.nbytes)
-        assert array.ld == shape[-1]
+        assert array.ld == (shape[-1] if shape else 1)
+        assert array.is_contiguous
         for back in (array.to_host(), array.host_view()):
             assert back.dtype == host.dtype
             np.testing.assert_array_equal(back, host)
@@ -72,6 +75,19 @@ class TestDeviceArray:
     def test_rows_of_a_vector_are_its_elements(self, cpu: CpuDriver) -> None:
         vector = DeviceArray.from_host(cpu, np.arange(10))
         np.testing.assert_array_equal(vector.rows(3, 8).rows(1, 3).to_host(), [4, 5])
+
+    def test_images_have_rows_and_other_shapes_and_no_columns(self, cpu: CpuDriver) -> None:
+        images = np.arange(3 * 4 * 5 * 2, dtype=np.float32).reshape(3, 4, 5, 2)
+        array = DeviceArray.from_host(cpu, images)
+        np.testing.assert_array_equal(array.rows(1, 3).to_host(), images[1:3])
+        np.testing.assert_array_equal(array.rows(1, 3).rows(1, 2).host_view(), images[2:3])
+        array.rows(0, 1).set(np.zeros((1, 4, 5, 2)))
+        np.testing.assert_array_equal(array.to_host()[:, 0, 0, 0], [0, 40, 80])
+        flat = array.reshape(3, 40)
+        assert flat.ld == 40
+        np.testing.assert_array_equal(flat.reshape(3, 4, 5, 2).rows(2, 3).to_host(), images[2:])
+        with pytest.raises(IndexError, match=r"columns 0:1 of an array of shape \(3, 4, 5, 2\)"):
+            array.columns(0, 1)
 
     def test_what_counts_as_contiguous(self, matrix: DeviceArray) -> None:
         assert matrix.is_contiguous

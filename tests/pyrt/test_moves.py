@@ -6,6 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from pyrt import moves
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
-from pyrt.job import Job
+from pyrt.job import AgreedError, Job
 from pyrt.memory import DeviceArray
 from pyrt.moves import Move, Setting, device
 from pyrt.mpi_libraries import Verdict
@@ -304,3 +306,16 @@ def test_a_rank_that_does_not_come_ends_the_wait(
     mover.do(bound, source, target, made(move, job.size, F4, 0)[job.rank])
     assert ended.is_set() == (job.rank == 0)
     mover.links.close()
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("way", ["host", "device", "peer"])
+def test_an_installation_without_kernels_says_so_on_every_rank(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Also where one rank alone has none."""
+    if job.rank == 0:
+        monkeypatch.setattr("pyrt.kernels.KERNELS", tmp_path / "none")
+    setting = SimpleNamespace(job=job, driver=SimpleNamespace(has_kernels=True))
+    with pytest.raises(AgreedError, match=f"--exchange {way}: this installation of pyrt has no kernels"):
+        moves.create(way, setting)

@@ -18,10 +18,13 @@ from pathlib import Path
 
 from pyrt.cache import is_kept, kernel_folder, new_folder
 from pyrt.errors import UserError
-from pyrt.kernels import kernel_names
+from pyrt.kernel_signatures import launchable
+from pyrt.preprocess import COMMENT_OR_LITERAL
 
 HERE = Path(__file__).resolve().parent
 NAMES = HERE / "cuda_names.h"
+_HEADERS = HERE / "headers"
+"""What a kernel file may include of CUDA's."""
 _RUNTIME = [HERE / "runtime.cpp", HERE / "memory.cpp", HERE / "checks.cpp"]
 _LIBRARY = "library.so"
 
@@ -54,7 +57,6 @@ _STATIC = re.compile(
     rf"(?:\bstatic\s+)?\b__shared__\s+{_ALIGNMENT}"
     r"(?P<type>[^;,=]*?)\s*\b(?P<name>\w+)\s*(?P<sizes>(?:\[[^;\]]*\]\s*)*);"
 )
-_COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 @cache
@@ -81,12 +83,13 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
     text = translate(source)
-    flags = ["-include", str(NAMES), *(_checked_flags() if checked else [])]
+    flags = ["-include", str(NAMES), "-I", str(_HEADERS), *(_checked_flags() if checked else [])]
     link = _CHECKED_LINK if checked else []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"
         path.write_text(text)
-        return _build(text + NAMES.read_text(), [path], flags, link, Path(cache_dir))
+        ours = "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
+        return _build(text + ours, [path], flags, link, Path(cache_dir))
 
 
 def _checked_flags() -> list[str]:
@@ -98,7 +101,7 @@ def translate(source: str) -> str:
     """C++ of a CUDA source, line by line: shared variables found in the block's storage, and for each kernel
     a function ``emulated_call_<name>`` that takes its arguments packed.
     """
-    source = _COMMENT_OR_STRING.sub(_without_comment, source)
+    source = COMMENT_OR_LITERAL.sub(_without_comment, source)
     source = _DYNAMIC.sub(
         r"\g<type> *const \g<name> = static_cast<\g<type> *>(emulated_dynamic_shared());", source
     )
@@ -108,14 +111,14 @@ def translate(source: str) -> str:
         raise UserError(f"give each __shared__ variable a declaration of its own, with no value: {line}")
     calls = [
         f'extern "C" void emulated_call_{name}(const char *packed) {{ emulated::call({name}, packed); }}'
-        for name in kernel_names(source)
+        for name in launchable(source)
     ]
     return "\n".join([source, *calls, ""])
 
 
 def _without_comment(match: re.Match[str]) -> str:
     """A string as it is; of a comment the line breaks, so that what follows keeps its line."""
-    return match[0] if match[0].startswith('"') else "\n" * match[0].count("\n") or " "
+    return match[0] if not match[0].startswith("/") else "\n" * match[0].count("\n") or " "
 
 
 def _shared_variable(match: re.Match[str]) -> str:

@@ -43,10 +43,14 @@
     inline name##3 make_##name##3(element x, element y, element z) { return {x, y, z}; }                    \
     inline name##4 make_##name##4(element x, element y, element z, element w) { return {x, y, z, w}; }
 
+EMULATED_VECTORS(char, signed char, 2, 4)
 EMULATED_VECTORS(uchar, unsigned char, 2, 4)
+EMULATED_VECTORS(short, short, 4, 8)
 EMULATED_VECTORS(ushort, unsigned short, 4, 8)
 EMULATED_VECTORS(int, int, 8, 16)
 EMULATED_VECTORS(uint, unsigned, 8, 16)
+EMULATED_VECTORS(longlong, long long, 16, 16)
+EMULATED_VECTORS(ulonglong, unsigned long long, 16, 16)
 EMULATED_VECTORS(float, float, 8, 16)
 EMULATED_VECTORS(double, double, 16, 16)
 

@@ -150,4 +150,4 @@ def _source_line(library: str, code: int) -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown line (addr2line is missing)"
     places = [line.split(" (")[0] for line in lines]
-    return next((place for place in places if not place.startswith(str(compile.NAMES))), "unknown line")
+    return next((place for place in places if not place.startswith(str(compile.HERE))), "unknown line")

@@ -241,6 +241,8 @@ class TestArithmetic:
             ("warpSize", 32),
             ("sizeof(float4) + 100 * alignof(float4)", 1616),
             ("alignof(double2) + 100 * alignof(double4)", 1616),
+            ("alignof(longlong2) + 100 * alignof(short4) + 10000 * alignof(char4)", 40816),
+            ("make_char2(0, i).y + make_ulonglong3(0, 0, i).z + make_short2(i, 0).x", 3 * I),
         ],
     )
     def test_whole_numbers(self, plain: Bench, value: str, expected: object) -> None:
@@ -260,6 +262,47 @@ class TestArithmetic:
     )
     def test_real_numbers(self, plain: Bench, value: str, expected: np.ndarray) -> None:
         np.testing.assert_allclose(one_each(plain, value, kind="double"), expected, rtol=1e-6)
+
+    def test_numbers_of_16_bits(self, plain: Bench) -> None:
+        h = "half(i)"
+        expected: dict[str, object] = {
+            "sizeof(half) + 100 * alignof(half2)": 402,
+            "__half2float(__float2half(0.1f))": float(np.float16(0.1)),
+            "float(__double2half(0.1))": float(np.float16(0.1)),
+            "__half2float(__int2half_rn(2049))": 2048,
+            "__half2float(__float2half_rn(1e6f))": np.inf,
+            "__half2int_rn(half(2.5f)) + 100 * __half2int_rn(half(-3.5f))": 2 - 400,
+            "__half2float(__hadd(half(2048), half(1)))": 2048,
+            f"float(__hsub({h}, half(9))) + float(half(2) - half(1.5f))": I - 8.5,
+            f"__half2float(__hmul({h}, half(0.5f)))": I / 2,
+            "__half2float(__hdiv(half(1), half(3)))": float(np.float16(1 / 3)),
+            f"__half2float(__hfma({h}, half(3), half(0.5f)))": 3 * I + 0.5,
+            "float(__hneg(__habs(half(-2))))": -2,
+            f"__half2float(__hmax({h}, half(5)))": np.maximum(I, 5),
+            f"__half2float(__hmin({h}, half(9)))": np.minimum(I, 9),
+            f"__heq({h}, half(3)) + 2 * __hlt({h}, half(3)) + 4 * __hgt({h}, half(3))": 4
+            - 3 * (I == 3)
+            - 2 * (I < 3),
+            "__half2float(hsqrt(half(4))) + __half2float(hexp(half(0))) + __half2float(hlog(half(1)))": 3,
+            f"__low2float(__halves2half2({h}, half(0))) + __high2float(make_half2(half(1), half(2)))": I + 2,
+            f"__half2float(__low2half(__half2half2({h})))": I,
+            f"__half2float(__high2half(make_half2(half(1), {h})))": I,
+            "__half22float2(__hadd2(__floats2half2_rn(i, 1), __float22half2_rn(make_float2(2, i)))).y": I + 1,
+            f"__low2float(__hfma2(__half2half2({h}), __half2half2(half(2)), __half2half2(half(1))))": 2 * I
+            + 1,
+            f"__high2float(__hmul2(__half2half2({h}), __half2half2(half(2))))": 2 * I,
+        }
+        lines = "\n".join(f"out[{row * 64} + i] = {value};" for row, value in enumerate(expected))
+        source = f"""
+        #include <cuda_fp16.h>
+        extern "C" __global__ void test(double *out)
+        {{
+            const int i = threadIdx.x;
+            {lines}
+        }}"""
+        (out,) = plain.kernel(source)(1, 64, np.zeros((len(expected), 64)))
+        for row, (value, right) in zip(out, expected.items(), strict=True):
+            np.testing.assert_array_equal(row, right, err_msg=value)
 
     def test_vectors(self, plain: Bench) -> None:
         source = """
