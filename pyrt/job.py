@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pyrt.cores import Limits, bound_blas, cores_share
 from pyrt.errors import UserError, mended_by_user, out_of_files
-from pyrt.launcher import launcher_rank, require_own, require_startable
+from pyrt.launcher import launcher_rank, no_library, require_own, require_startable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -151,8 +151,7 @@ def agreed_by_some() -> Iterator[None]:
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
     program = _program()
-    if sys.stdout is None:  # it was closed
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    _open_closed_output()
     _watch_signals(program)
     try:
         job = join()
@@ -169,6 +168,15 @@ def run(main: Callable[[Job], int]) -> NoReturn:
         _fail(program, job, error)
     _meet(program, job, ends, code, left)
     sys.exit(code)
+
+
+def _open_closed_output() -> None:
+    """Drop what is said where output is closed: else it would go into the next file that is opened."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _result(main: Callable[[Job], int], job: Job) -> tuple[int, bool]:
@@ -272,11 +280,7 @@ def _start_mpi() -> str:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # first see whether it can start
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(
-            out_of_files(error)
-            or f"no MPI library can be loaded ({first}): run `make run` once, or load your MPI"
-        ) from None
+        raise UserError(out_of_files(error) or no_library(str(error))) from None
     account = MPI.Get_library_version()
     library = _short_name(account)
     if not MPI.Is_initialized():
@@ -303,10 +307,9 @@ def _print_error(program: str, error: UserError | str) -> None:
 
 def _say_error(text: str, end: str = "\n") -> None:
     """Print by one write, so that the words of several ranks do not mix. Nobody need listen."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write(text + end)
-            sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.write(text + end)
+        sys.stderr.flush()
 
 
 class _Stops:

@@ -24,16 +24,27 @@ def launcher_rank() -> int:
     return next((rank for rank in ranks if rank is not None), 0)
 
 
+def no_library(error: str) -> str:
+    """Return the line for an mpi4py that finds no MPI library, of its own words."""
+    named = [name for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI") if name in os.environ]
+    way_out = f"unset {named[0]}, or correct it" if named else "run `make run` once, or load your MPI"
+    return f"no MPI library can be loaded ({error.splitlines()[0]}): {way_out}"
+
+
 def require_startable(account: str, library: str) -> None:
     """Raise UserError where MPI_Init would end this process: of a foreign launcher, or without open files.
 
     ``account`` is what the library says of itself, ``library`` its short name. A launcher that speaks PMIx
-    sets PMIX_NAMESPACE; an MPICH that was built without PMIx aborts then. Its account has its configure line.
+    sets PMIX_NAMESPACE. An MPICH that was built without PMIx, as its configure line tells, aborts then; Open
+    MPI knows nothing else from version 5 on.
     """
-    speaks_pmix = "PMIX_NAMESPACE" in os.environ and "PMI_SIZE" not in os.environ
-    if speaks_pmix and identify(account).family == "MPICH" and "pmix" not in account.lower():
-        size, launcher = _started() or (1, "PMIx")
-        raise _foreign(size, launcher, f"({library}) is not built for it")
+    family, version = identify(account)
+    started = _started()
+    speaks_pmix = "PMIX_NAMESPACE" in os.environ
+    needs_pmix = family == "Open MPI" and int(version.split(".")[0]) >= 5
+    lacks_pmix = family == "MPICH" and "pmix" not in account.lower() and "PMI_SIZE" not in os.environ
+    if started is not None and (lacks_pmix if speaks_pmix else needs_pmix and started[0] > 1):
+        raise _foreign(*started, f"({library}) is not built for it")
     if files_limit() < _FEWEST_FILES:
         raise UserError(TOO_FEW_FILES.format(files_limit()))
 

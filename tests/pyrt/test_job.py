@@ -245,9 +245,9 @@ class TestOneProcess:
             ({}, ""),
             # What mpirun and Slurm leave behind where somebody unsets it.
             ({"SLURM_PROCID": "", "OMPI_COMM_WORLD_SIZE": "", "OMPI_COMM_WORLD_RANK": "x"}, ""),
-            ({}, "2>&-"),
+            ({}, "2>/dev/full"),
         ],
-        ids=["plain", "variables of launchers", "nobody listens"],
+        ids=["plain", "variables of launchers", "its words find no room"],
     )
     def test_a_signal_ends_it_at_once(
         self, number: int, variables: dict[str, str], closing: str, tmp_path: Path
@@ -258,13 +258,14 @@ class TestOneProcess:
             env=mpi.environment(variables),
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # so that a failure ends it, too
         )
         wait_until(lambda: (tmp_path / "rank-0").exists() or process.poll() is not None, "the rank to start")
         time.sleep(0.2)  # most likely it multiplies by now
         process.send_signal(number)
-        _, errors = process.communicate(timeout=PATIENCE)
+        done = mpi.finish(process, PATIENCE)
         said = "" if closing else f"\njobs.py: stopped by {signal.Signals(number).name}\n"
-        assert (process.returncode, errors) == (128 + number, said)
+        assert (done.returncode, done.stderr) == (128 + number, said)
 
 
 class TestOutput:
@@ -274,9 +275,15 @@ class TestOutput:
         assert "jobs.py: error: what is printed finds no room ([Errno 28] No space" in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_nobody_need_listen(self) -> None:
-        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} prints >&-")
-        assert (done.returncode, done.stderr) == (0, "")
+    @pytest.mark.parametrize(("closing", "numbers"), [(">&-", "1"), ("2>&-", "2"), (">&- 2>&- <&-", "012")])
+    def test_nobody_need_listen(self, closing: str, numbers: str) -> None:
+        """Nor does what is said go into a file that has got the number of what was closed."""
+        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} is_not_listened_to {numbers} {closing}")
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (
+            0,
+            "" if "1" in numbers else "words",
+            "",
+        )
 
 
 class TestStartOfMpi:

@@ -8,7 +8,7 @@ import pytest
 
 from pyrt import launcher
 from pyrt.errors import UserError
-from pyrt.launcher import launcher_rank, require_own, require_startable
+from pyrt.launcher import launcher_rank, no_library, require_own, require_startable
 
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
@@ -42,6 +42,10 @@ def test_what_is_no_number_counts_as_not_there(garbage: str, monkeypatch: pytest
         (MPICH, {"PMIX_NAMESPACE": "slurm.pmix.1.0", "SLURM_STEP_NUM_TASKS": "2"}, "Slurm"),
         (MPICH + "--with-pmix=/usr", {"PMIX_NAMESPACE": "prterun-1@1", "OMPI_COMM_WORLD_SIZE": "2"}, ""),
         (OPEN_MPI, {"PMIX_NAMESPACE": "prterun-1@1", "OMPI_COMM_WORLD_SIZE": "2"}, ""),
+        (OPEN_MPI, {"PMI_SIZE": "2"}, "MPICH or Slurm's PMI"),
+        (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "2"}, "Slurm"),
+        (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "1"}, ""),
+        (OPEN_MPI.replace("v5", "v4"), {"PMI_SIZE": "2"}, ""),
         (MPICH, {"PMI_SIZE": "2"}, ""),
         (MPICH, {}, ""),
     ],
@@ -65,3 +69,12 @@ def test_mpi_is_not_started_without_open_files(monkeypatch: pytest.MonkeyPatch) 
         UserError, match=r"may have 32 open files, too few: raise that limit, as by `ulimit -n"
     ):
         require_startable(MPICH, "MPICH")
+
+
+def test_a_variable_that_hides_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPI4PY_LIBMPI", "MPI4PY_MPIABI"):
+        monkeypatch.delenv(name, raising=False)
+    line = "no MPI library can be loaded (cannot load MPI library): "
+    assert no_library("cannot load MPI library\nlibmpi.so") == f"{line}run `make run` once, or load your MPI"
+    monkeypatch.setenv("MPI4PY_LIBMPI", "")
+    assert no_library("cannot load MPI library") == f"{line}unset MPI4PY_LIBMPI, or correct it"

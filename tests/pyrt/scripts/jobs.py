@@ -169,6 +169,14 @@ def prints(job: Job) -> int:
     return 0
 
 
+def is_not_listened_to(job: Job) -> int:
+    """5 where something else has come to have a number that the command line names."""
+    print("words")
+    if "2" in sys.argv[2]:
+        print("words", file=sys.stderr)
+    return 0 if all(os.readlink(f"/proc/self/fd/{number}") == os.devnull for number in sys.argv[2]) else 5
+
+
 class SlowStart:
     """An import of MPI takes this long: an entry of ``sys.meta_path``, which finds nothing."""
 
