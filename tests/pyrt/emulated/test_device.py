@@ -335,9 +335,9 @@ class TestCompile:
         for name in ("clang++", "g++"):
             (tmp_path / name).write_text(f"#!/bin/sh\necho {name} 1.0\n")
             (tmp_path / name).chmod(0o755)
-            assert find() == (str(tmp_path / name), f"{name} 1.0\n")
+            assert find() == ([str(tmp_path / name)], f"{name} 1.0\n")
         monkeypatch.setenv("CXX", "clang++")
-        assert find() == (str(tmp_path / "clang++"), "clang++ 1.0\n")
+        assert find() == ([str(tmp_path / "clang++")], "clang++ 1.0\n")
         monkeypatch.setenv("CXX", "nothing++")
         with pytest.raises(UserError, match=r"\$CXX names nothing\+\+, which is not there"):
             find()
@@ -369,8 +369,8 @@ class TestCompile:
         source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
         first = compile.kernel_library(source, str(tmp_path), False)
         assert compile.kernel_library(source, str(tmp_path), False) == first
-        path, version = compile.compiler()
-        monkeypatch.setattr(compile, "compiler", lambda: (path, version + "!"))
+        command, version = compile.compiler()
+        monkeypatch.setattr(compile, "compiler", lambda: (command, version + "!"))
         second = compile.kernel_library(source, str(tmp_path), False)
         names = tmp_path / "cuda_names.h"
         names.write_text(compile.NAMES.read_text() + "\n")
