@@ -78,7 +78,7 @@ class Job:
     node: MPI.Comm
     library: str
     cores: float
-    """This rank's share of its node's cores; below 1 where ranks share cores."""
+    """This rank's share of its node's cores, or of a CPU quota; below 1 where ranks share cores."""
 
     @property
     def rank(self) -> int:

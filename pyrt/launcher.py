@@ -45,7 +45,7 @@ def require_startable(account: str, library: str) -> None:
     lacks_pmix = family == "MPICH" and "pmix" not in account.lower() and "PMI_SIZE" not in os.environ
     if started is not None and (lacks_pmix if speaks_pmix else needs_pmix and started[0] > 1):
         raise _foreign(*started, f"({library}) is not built for it")
-    if files_limit() < _FEWEST_FILES:
+    if 0 <= files_limit() < _FEWEST_FILES:  # -1: as many as there may be
         raise UserError(TOO_FEW_FILES.format(files_limit()))
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +178,13 @@ def is_worker(task: Path) -> bool:
     with suppress(FileNotFoundError):  # it has ended meanwhile
         return (task / "comm").read_text() == "emulated device\n"
     return False
+
+
+@pytest.mark.parametrize(("value", "checks"), [("", False), ("0", False), ("1", True)])
+def test_a_variable_turns_the_checks_on(value: str, checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYRT_SANITIZE", value)
+    with closing(EmulatedDriver()) as driver:
+        assert driver.device_name.endswith("with checks") == checks
 
 
 def test_workers_outlive_a_launch(plain: Bench) -> None:
