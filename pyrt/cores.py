@@ -42,10 +42,12 @@ class Limits:
 
     @classmethod
     def of_this_process(cls) -> Limits:
+        """Ask the system."""
         return cls(frozenset(os.sched_getaffinity(0)), _quotas())
 
 
 def _quotas() -> dict[tuple[int, int], float]:
+    """Read the quotas of the groups that this process is in, and of those around them; see `Limits`."""
     quotas = {}
     for is_first, folder in folders("cpu", _ROOTS):
         with suppress(OSError, ValueError, ZeroDivisionError):  # not there, or without a limit
