@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from pyrt.errors import UserError, shown
+from pyrt.job import drop_output
 
 
 class WrongResult(UserError):
@@ -35,6 +36,9 @@ def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
     """Exit with what ``main`` returns of the command line; UserErrors are one line."""
     try:
         code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output has left, as head does
+        code = drop_output()
     except UserError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         code = error.code

@@ -109,6 +109,8 @@ def main(arguments: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
         for name in () if wanted.draw else wanted.studies or STUDIES:
             run(name, study_of(name), out / name, wanted.size)
+    except BrokenPipeError:  # who read the output has left
+        raise
     except OSError as error:
         raise UserError(f"--out {wanted.out}: {error.strerror}: name another place") from None
     except KeyboardInterrupt:

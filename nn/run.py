@@ -37,6 +37,7 @@ from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.setup import set_up
 from pyrt.alike import require_alike, sources
+from pyrt.cores import blas_threads
 from pyrt.devices import Device, open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError, shown
@@ -207,7 +208,7 @@ def _environment(
         "devices": job.comm.bcast(devices),
         "device_why": device.why,
         "mpi": job.library,
-        "blas_threads": job.threads,
+        "blas_threads": blas_threads(),
         "plan": str(part.plan),
         "exchange": ways.all.name,
         "exchange_why": ways.all.why,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyrt.cache import VARIABLE, cache_folder
 from pyrt.driver import Driver
-from pyrt.errors import UserError
+from pyrt.errors import UserError, out_of_files
 from pyrt.job import Job
 from pyrt.mpi_libraries import library_path
 
@@ -59,7 +59,8 @@ def write(key: Mapping[str, object], results: Mapping[str, str]) -> None:
         unfinished.rename(file)
     except OSError as error:
         raise UserError(
-            f"{file} cannot be written ({error.strerror}): set {VARIABLE} to a folder of your own"
+            out_of_files(error)
+            or f"{file} cannot be written ({error.strerror}): set {VARIABLE} to a folder of your own"
         ) from None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import platformdirs
 
-from pyrt.errors import UserError
+from pyrt.errors import UserError, out_of_files
 
 VARIABLE = "PYRT_CACHE_DIR"
 
@@ -80,7 +80,9 @@ def _find() -> KernelFolder:
     try:
         _Found.temporary = tempfile.TemporaryDirectory(prefix="pyrt-kernels-")
     except OSError as error:
-        raise UserError(f"{obstacle}; and there is no folder for temporary files: {error}") from None
+        raise UserError(
+            out_of_files(error) or f"{obstacle}; and there is no folder for temporary files: {error}"
+        ) from None
     return KernelFolder(Path(_Found.temporary.name), f"compiled kernels are not kept: {obstacle}")
 
 
@@ -96,7 +98,10 @@ def _obstacle(folder: Path) -> str:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return f"{folder} cannot be written ({error.strerror}): set {VARIABLE} to a folder of your own"
+        return (
+            out_of_files(error)
+            or f"{folder} cannot be written ({error.strerror}): set {VARIABLE} to a folder of your own"
+        )
     return ""
 
 
@@ -142,7 +147,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         if not is_kept(folder):  # else another job was faster, with the same result
             raise UserError(
-                f"{folder}: cannot be written ({error.strerror}): make room, or set {VARIABLE} to another "
+                out_of_files(error)
+                or f"{folder}: cannot be written ({error.strerror}): make room, or set {VARIABLE} to another "
                 "folder"
             ) from None
 

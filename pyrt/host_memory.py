@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyrt.cgroups import folders
+
 
 @dataclass(frozen=True)
 class _Version:
@@ -44,17 +46,8 @@ class HostMemory:
 
 def _left_in_groups() -> Iterator[int]:
     """Bytes that are left under the limit of each group that this process is in, and of those around it."""
-    try:
-        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return
-    for _, controllers, path in groups:
-        if not controllers or "memory" in controllers.split(","):
-            version = _VERSIONS[bool(controllers)]
-            # In a container the path may be that of the host, where only the root is seen from here.
-            for folder in (version.root / path.strip("/"), *(version.root / path.strip("/")).parents):
-                if folder.is_relative_to(version.root):
-                    yield from _left(folder, version)
+    for is_first, folder in folders("memory", [version.root for version in _VERSIONS]):
+        yield from _left(folder, _VERSIONS[is_first])
 
 
 def _left(folder: Path, version: _Version) -> Iterator[int]:

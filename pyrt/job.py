@@ -4,7 +4,9 @@
 share of the cores, and so that no rank leaves before the others have met it. It ends in one of these
 ways, on every rank:
 
-- ``main`` returns: its value is the exit code.
+- ``main`` returns: its value is the exit code. A rank that returns 0 waits for the others to end, too.
+- ``sys.exit`` on any rank, or another value than 0: the job ends with that code. Ranks that do so together
+  end in good order; the others are ended soon after, so that none waits for a rank that has left.
 - UserError, agreed by all ranks through ``Job.together``: one line, its exit code (2).
 - any other exception on any rank: its traceback, and MPI_Abort ends the others.
 - SIGINT or SIGTERM: a watcher thread ends the rank with 130 or 143, even while it waits inside MPI (while MPI
@@ -23,25 +25,21 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from pyrt.errors import UserError
+from pyrt.cores import Limits, bound_blas, cores_share
+from pyrt.errors import UserError, mended_by_user, out_of_files
+from pyrt.launcher import launcher_rank, no_library, require_own, require_startable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI"),
-    ("PMI_SIZE", "PMI_RANK", "MPICH or Slurm's PMI"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "Slurm"),
-)
-"""Where each launcher says how many ranks it started; the first that is there is the innermost."""
 
 _TUNING = {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"}
 """Settings for MPI that the user's own override. Open MPI's Iallreduce takes a binomial tree for fewer than
@@ -64,8 +62,8 @@ _STOPS = (*_ENDS, signal.SIGUSR1)
 _NOTICED = 0.2
 """Seconds within which a signal that has come is known of: a thread takes it."""
 
-BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""By which a BLAS is told of its threads; ranks pass them on to what they start."""
+_MEETING = 5.0
+"""Seconds in which all ranks come to their end, where one has left or failed."""
 
 
 class AgreedError(UserError):
@@ -80,7 +78,7 @@ class Job:
     node: MPI.Comm
     library: str
     cores: float
-    """This rank's share of its node's cores; below 1 where ranks share cores."""
+    """This rank's share of its node's cores, or of a CPU quota; below 1 where ranks share cores."""
 
     @property
     def rank(self) -> int:
@@ -112,17 +110,18 @@ class Job:
     def together(self) -> Iterator[None]:
         """Run a block whose UserErrors all ranks shall share: if any rank raises one, all raise it.
 
-        Running out of host memory counts as one. Collective, and a barrier: every rank enters and leaves.
+        Running out of host memory or of open files counts as one. Collective, and a barrier: every rank
+        enters and leaves.
         """
         message = None
         try:
             yield
         except AgreedError:
             raise
-        except UserError as error:
-            message = str(error)
-        except MemoryError as error:
-            message = f"not enough memory on the host: use smaller sizes or more nodes ({error})"
+        except Exception as error:
+            message = mended_by_user(error)
+            if not message:
+                raise
         self.wait_for_all()  # perhaps for a compiler, which needs the cores
         messages = [text for text in self.comm.allgather(message) if text is not None]
         if messages:
@@ -152,37 +151,83 @@ def agreed_by_some() -> Iterator[None]:
 def run(main: Callable[[Job], int]) -> NoReturn:
     """Start the job, call ``main`` on every rank, end the job; see the top of this file."""
     program = _program()
-    if sys.stdout is None:  # it was closed
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    _open_closed_output()
     _watch_signals(program)
     try:
         job = join()
     except UserError as error:
-        _exit_with_error(program, error, printing=_launcher_rank() == 0)
+        _exit_with_error(program, error, printing=launcher_rank() == 0)
     _watch(*_ENDS)
+    ends = job.comm.Dup()  # no other messages mix with those of the end
     try:
-        code = main(job)
+        code, left = _result(main, job)
         sys.stdout.flush()
     except AgreedError as error:
         _exit_with_error(program, error, printing=job.rank == 0)
-    except UserError as error:  # raised outside ``together``: the other ranks do not know
-        _print_error(program, error)
-        _abort(job, error.code)
-    except MemoryError as error:
-        _print_error(program, f"not enough memory on the host: use smaller sizes or more nodes ({error})")
-        _abort(job, UserError.code)
-    except BrokenPipeError:  # who read the output has left, as head does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _abort(job, 128 + signal.SIGPIPE)
-    except SystemExit:
-        raise
     except BaseException as error:
-        if _is_of_output(error):
-            _print_error(program, f"what is printed finds no room ({error})")
-            _abort(job, UserError.code)
-        _print_traceback(program, job)
-        _abort(job, 1)
+        _fail(program, job, error)
+    _meet(program, job, ends, code, left)
     sys.exit(code)
+
+
+def _open_closed_output() -> None:
+    """Drop what is said where output is closed: else it would go into the next file that is opened."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def _result(main: Callable[[Job], int], job: Job) -> tuple[int, bool]:
+    """Return the exit code of ``main``, and whether it left by sys.exit; texts are printed, as there."""
+    try:
+        return main(job), False
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0, True
+        _say_error(str(end.code))
+        return 1, True
+
+
+def _meet(program: str, job: Job, ends: MPI.Comm, code: int, left: bool) -> None:
+    """Wait until all ranks have come to their end; where this one has left or failed, not for long.
+
+    The others may wait inside MPI for a rank that has left, and for ever: then this one ends them.
+    """
+    request = ends.Ibarrier()
+    until = time.monotonic() + _MEETING if code or left else inf
+    while not request.Test():
+        if time.monotonic() > until:
+            if not code:
+                _print_error(
+                    program,
+                    f"rank {job.rank} has left by sys.exit(), others have not: let all ranks do so, or "
+                    "return 0 from main where one has nothing more to do",
+                )
+            _abort(job, code or 1)
+        time.sleep(_NAP)
+
+
+def _fail(program: str, job: Job, error: BaseException) -> NoReturn:
+    """End all ranks for an exception that this one alone knows of: say what it is, once."""
+    code = error.code if isinstance(error, UserError) else UserError.code
+    if isinstance(error, BrokenPipeError):  # who read the output has left, as head does
+        code = drop_output()
+    elif text := mended_by_user(error):
+        _print_error(program, text)
+    elif _is_of_output(error):
+        _print_error(program, f"what is printed finds no room ({error})")
+    else:
+        _say_error(f"{program}: rank {job.rank} of {job.size} failed:\n{traceback.format_exc()}", end="")
+        code = 1
+    _abort(job, code)
+
+
+def drop_output() -> int:
+    """Let all that is still printed go nowhere. Returns the exit code of a program that ends for that."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _program() -> str:
@@ -198,8 +243,11 @@ def _is_of_output(error: BaseException) -> bool:
 
 def _abort(job: Job, code: int) -> NoReturn:
     """End all ranks, once mpirun has had time to pass on what this one printed: MPICH's drops the rest."""
+    with suppress(OSError):  # nobody need listen
+        sys.stdout.flush()
     time.sleep(_LAST_WORDS)
-    job.comm.Abort(code)
+    if job.comm.size > 1:  # else Abort adds lines of its own
+        job.comm.Abort(code)
     os._exit(code)  # MPICH's Abort may return before the end
 
 
@@ -207,57 +255,44 @@ def _abort(job: Job, code: int) -> NoReturn:
 def join() -> Job:
     """Start MPI if need be, and find this rank's place in the job. Collective.
 
-    Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to.
+    Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to, but for
+    pairs that end in MPI itself (README.md, On a cluster).
     """
     for variable, value in _TUNING.items():
         os.environ.setdefault(variable, value)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # mpi4py's of a foreign launcher: _check_launcher refuses it
-            from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(
-            f"no MPI library can be loaded ({first}): run `make run` once, or load your MPI"
-        ) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mpi4py's of a foreign launcher: it is refused here
+        library = _start_mpi()
+        from mpi4py import MPI
     comm = MPI.COMM_WORLD
-    library = _short_name(MPI.Get_library_version())
-    _check_launcher(comm.size, library)
+    require_own(comm.size, library)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    job = Job(comm, node, library, cores_share(node.allgather(os.sched_getaffinity(0)), node.rank))
-    for variable in BLAS_VARIABLES:
-        os.environ.setdefault(variable, str(job.threads))
+    job = Job(comm, node, library, cores_share(node.allgather(Limits.of_this_process()), node.rank))
+    bound_blas(job.threads)
     return job
+
+
+def _start_mpi() -> str:
+    """Load an MPI library and start it. Returns its short name; raises as `join`."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # first see whether it can start
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UserError(out_of_files(error) or no_library(str(error))) from None
+    account = MPI.Get_library_version()
+    library = _short_name(account)
+    if not MPI.Is_initialized():
+        require_startable(account, library)
+        MPI.Init_thread()
+    return library
 
 
 def _short_name(version: str) -> str:
     """``MPICH 5.0.2`` of the library's long account of itself."""
     first = version.splitlines()[0].split(",")[0].replace("Version:", "")
     return " ".join(first.strip("\0").split())
-
-
-def _check_launcher(size: int, library: str) -> None:
-    """Find an mpirun that belongs to another MPI: it starts N jobs of one rank each."""
-    for size_variable, _, launcher in _LAUNCHERS:
-        started = os.environ.get(size_variable)
-        if started is None:
-            continue
-        if int(started) != size:
-            raise UserError(
-                f"mpirun ({launcher}) started {started} ranks, but the MPI library that mpi4py loads "
-                f"({library}) sees {size}: use the mpirun of that library, or the library of that mpirun"
-            )
-        return
-
-
-def _launcher_rank() -> int:
-    """This process's number among those that the launcher started, when MPI itself cannot say."""
-    return next((int(os.environ[rank]) for _, rank, _ in _LAUNCHERS if rank in os.environ), 0)
-
-
-def cores_share(affinities: list[set[int]], rank: int) -> float:
-    """A rank's share of cores: each that it may run on counts 1 / (ranks of the node that may, too)."""
-    return sum(1 / sum(core in cores for cores in affinities) for core in affinities[rank])
 
 
 def _exit_with_error(program: str, error: UserError, printing: bool) -> NoReturn:
@@ -267,15 +302,14 @@ def _exit_with_error(program: str, error: UserError, printing: bool) -> NoReturn
 
 
 def _print_error(program: str, error: UserError | str) -> None:
-    print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+    _say_error(f"{program}: error: {error}")
 
 
-def _print_traceback(program: str, job: Job) -> None:
-    sys.stdout.flush()
-    text = f"{program}: rank {job.rank} of {job.size} failed:\n{traceback.format_exc()}"
-    # One write, so that the tracebacks of several ranks do not mix.
-    sys.stderr.write(text)
-    sys.stderr.flush()
+def _say_error(text: str, end: str = "\n") -> None:
+    """Print by one write, so that the words of several ranks do not mix. Nobody need listen."""
+    with suppress(OSError):
+        sys.stderr.write(text + end)
+        sys.stderr.flush()
 
 
 class _Stops:
@@ -360,20 +394,29 @@ def _ends(number: int) -> bool:
 
 def _say(program: str, text: str) -> None:
     """By the first rank alone, and by the system: another thread may be within a print."""
-    if _launcher_rank() == 0:
-        os.write(2, f"\n{program}: {text}\n".encode())
+    if launcher_rank() == 0:
+        with suppress(OSError):  # nobody need listen
+            os.write(2, f"\n{program}: {text}\n".encode())
 
 
 def end_from_thread(code: int) -> NoReturn:
     """End all ranks while another thread may be inside MPI, for ever."""
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
 
-    if not MPI.Is_finalized():
-        # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
-        time.sleep(_LAST_WORDS)
+        # One rank merely exits: MPICH's Abort seldom returns while threads of a BLAS compute.
+        if not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+            _abort_from_thread(MPI.COMM_WORLD, code)
+    finally:  # whatever is missing: threads, open files
+        os._exit(code)
+
+
+def _abort_from_thread(comm: MPI.Comm, code: int) -> None:
+    # MPICH's mpirun may take no notice of a rank that merely exits, and let the others wait for ever.
+    time.sleep(_LAST_WORDS)
+    with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Abort has nothing to add
-        # Abort waits for the launcher, and holds Python meanwhile: for ever, where that is stopped.
-        signal.alarm(_ABORT_SECONDS)
-        threading.Thread(target=MPI.COMM_WORLD.Abort, args=(code,), daemon=True).start()
-        time.sleep(1)
-    os._exit(code)
+    # Abort waits for the launcher, and holds Python meanwhile: for ever, where that is stopped.
+    signal.alarm(_ABORT_SECONDS)
+    threading.Thread(target=comm.Abort, args=(code,), daemon=True).start()
+    time.sleep(1)

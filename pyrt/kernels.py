@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pyrt.c_types import Argument, Parameter, pack
 from pyrt.cache import kernel_folder
 from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle

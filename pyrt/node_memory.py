@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,10 @@ class NodeMemory:
             mapped, self.given_up = driver.allocate_mapped(4)
         self._given_up = mapped.view(np.int32)
         self.arrays = self._exchange_handles([*lent, *self._made])
-        self._watchdog = Watchdog(node, self.give_up)
+        with ExitStack() as opened:
+            with job.together():  # another node's ranks may not reach each other
+                self._watchdog = opened.enter_context(closing(Watchdog(node, self.give_up)))
+            opened.pop_all()
         self._closed = False
 
     def _exchange_handles(self, mine: Sequence[DeviceArray]) -> list[list[DeviceArray]]:

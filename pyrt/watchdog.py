@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from pyrt.errors import UserError
 from pyrt.job import end_from_thread
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class Watchdog:
     def _end(self) -> None:
         self._give_up()
         text = f"{os.path.basename(sys.argv[0])}: rank {self._rank} ends: another rank of its node is gone\n"
-        os.write(2, text.encode())
+        with suppress(OSError):  # nobody need listen
+            os.write(2, text.encode())
         time.sleep(_LAST_WORK)
         end_from_thread(1)  # ranks of other nodes too, which know of nothing
 
@@ -94,19 +96,46 @@ def _left_in_good_order(peer: object) -> bool:
 
 
 def _connect(node: MPI.Comm) -> list[socket.socket]:
-    """A connection to each other rank: to those before this one, and from those behind it."""
+    """Return a connection to each other rank: to those before this one, and from those behind it.
+
+    They are local ones, which need no network. Collective. Raises UserError, on all ranks, where a rank
+    finds no way to another: nobody waits for a connection that does not come.
+    """
     token = node.bcast(secrets.token_bytes(_TOKEN_BYTES), 0)
-    with socket.create_server(("127.0.0.1", 0), backlog=node.size) as server:
-        ports = node.allgather(server.getsockname()[1])
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as opened:
+        name, obstacle = b"\0pyrt-" + secrets.token_hex(_TOKEN_BYTES).encode(), ""
         peers = []
-        for port in ports[: node.rank]:
-            peer = socket.create_connection(("127.0.0.1", port))
-            peer.sendall(token)
-            peers.append(peer)
+        try:
+            server.bind(name)  # a name in no file system: it goes with the socket
+            server.listen(node.size)
+        except OSError as error:
+            obstacle = str(error)
+        names = _agreed(node, name, obstacle)
+        try:
+            for other in names[: node.rank]:
+                peers.append(opened.enter_context(socket.socket(socket.AF_UNIX)))
+                peers[-1].connect(other)
+                peers[-1].sendall(token)
+        except OSError as error:
+            obstacle = str(error)
+        _agreed(node, name, obstacle)
         while len(peers) < node.size - 1:
             peer, _ = server.accept()
             if peer.recv(_TOKEN_BYTES, socket.MSG_WAITALL) == token:
                 peers.append(peer)
             else:
                 peer.close()  # somebody else's
+        opened.pop_all()
     return peers
+
+
+def _agreed(node: MPI.Comm, name: bytes, obstacle: str) -> list[bytes]:
+    """Return the names of all ranks. Collective. Raises UserError, on all, where one has met an obstacle."""
+    answers = node.allgather((name, obstacle))
+    found = next((text for _, text in answers if text), "")
+    if found:
+        raise UserError(
+            f"ranks of a node cannot connect to each other ({found}): start them in one network namespace "
+            "(container), or use --exchange host"
+        )
+    return [name for name, _ in answers]

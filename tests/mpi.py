@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyrt.job import BLAS_VARIABLES
+from pyrt.cores import BLAS_VARIABLES
 from tests import standing_still
 
 ROOT = Path(__file__).resolve().parents[1]

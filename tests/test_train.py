@@ -252,7 +252,13 @@ def test_a_reader_that_leaves_ends_the_run_without_a_traceback():
         ["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60
     )
     assert ended.stdout.startswith("ranks")
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr == ""
+
+
+def test_help_is_printed_once_and_is_no_error():
+    asked = mpirun(2, sys.executable, "train.py", "--help")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.count("usage: train.py") == 1
 
 
 def test_printed_losses_and_the_header_are_in_the_json(story):

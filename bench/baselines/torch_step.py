@@ -203,11 +203,11 @@ def find_place(gpus: int) -> Place:
         raise UserError("PyTorch is not installed")
     if torch.cuda.device_count() < gpus:
         raise UserError(f"PyTorch sees {torch.cuda.device_count()} GPU(s), not {gpus}")
-    if "LOCAL_RANK" not in os.environ and gpus > 1:
+    is_started = bool(os.environ.get("LOCAL_RANK"))
+    if not is_started and gpus > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         os.execv(sys.executable, [*torchrun, *sys.argv])
-    rank, ranks = (int(os.environ.get(name, alone)) for name, alone in (("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
-    ranks = ranks if "LOCAL_RANK" in os.environ else 1
+    rank, ranks = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE")) if is_started else (0, 1)
     if ranks != gpus:
         raise UserError(f"torchrun started {ranks} processes: give --gpus {ranks}")
     device = torch.device("cuda", rank)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pyrt.driver import Driver, StreamHandle
 from pyrt.errors import UserError
 from pyrt.job import Job
-from pyrt.kernels import REALS
+from pyrt.kernels import REALS, require_own_kernels
 from pyrt.memory import DeviceArray
 from pyrt.phases import Phases
 from pyrt.streams import Streams
@@ -157,7 +157,6 @@ def create(name: str, setting: Setting) -> Exchange:
     from pyrt.exchange.local import LocalExchange
     from pyrt.exchange.peer import PeerExchange
     from pyrt.exchange.root import RootExchange
-    from pyrt.kernels import require_own_kernels
 
     if setting.gradients.dtype not in REALS:
         raise UserError(

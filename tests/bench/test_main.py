@@ -1,5 +1,6 @@
 """python3 -m bench, and what its programs share."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench import program
 from bench.program import WrongResult, start
 from pyrt import devices
 from pyrt.errors import UserError
+from tests.mpi import environment
 
 
 @pytest.fixture
@@ -114,3 +116,16 @@ def test_start_exits_with_the_code(monkeypatch):
     with pytest.raises(SystemExit) as end:
         program.start("bench", lambda arguments: 3 + len(arguments))
     assert end.value.code == 3
+
+
+def test_a_reader_that_leaves_ends_the_program_quietly():
+    """As ``| head`` does."""
+    code = "from bench.program import start; start('bench', lambda arguments: print('words ' * 100_000) or 0)"
+    ended = subprocess.run(
+        ["sh", "-c", f'{sys.executable} -c "{code}" | head -c 5'],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.stdout, ended.stderr) == ("words", "")

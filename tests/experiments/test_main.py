@@ -83,6 +83,15 @@ def test_a_folder_that_cannot_be_made_is_refused(study, tmp_path):
         main(["--out", str(tmp_path / "file" / "report")])
 
 
+def test_a_reader_that_leaves_says_nothing_of_the_folder(tmp_path, monkeypatch):
+    def leave(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(__main__, "run", leave)
+    with pytest.raises(BrokenPipeError):
+        main(["--out", str(tmp_path)])
+
+
 def test_every_study_has_what_a_study_needs():
     for name in STUDIES:
         study = __main__.study_of(name)

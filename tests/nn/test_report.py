@@ -73,6 +73,13 @@ def test_the_table_has_a_line_for_each_phase_and_the_sum():
     assert ["total", "(wall)", "2.00", "100.0"] in lines
 
 
+def test_the_header_tells_the_threads_that_blas_takes(monkeypatch):
+    monkeypatch.setattr("nn.run.blas_threads", lambda: 7)
+    environment = run(Options(**QUICK)).environment
+    assert environment["blas_threads"] == 7
+    assert any(line.endswith("7 BLAS thread(s) a rank") for line in environment["header"])
+
+
 def test_the_rows_of_a_run_add_up_to_its_wall_time():
     """Nothing is counted twice, and only the way out of ``run`` not at all.
 

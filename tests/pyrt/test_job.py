@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrt.job import cores_share
+from pyrt.job import Job, _result
 from tests import mpi
 
 JOBS = str(Path(__file__).parent / "scripts" / "jobs.py")
@@ -23,10 +23,13 @@ PATIENCE = 30.0
 """Seconds in which a job that must end has ended; MPI's own ways of ending ranks take up to some 5."""
 
 
-def start(ranks: int, name: str, folder: Path, recording: bool = True) -> subprocess.Popen[str]:
+def start(
+    ranks: int, name: str, folder: Path, recording: bool = True, how: str = ""
+) -> subprocess.Popen[str]:
     """Start a main of scripts/jobs.py; each rank's exit code becomes a line of ``folder / "codes"``, unless
     mpirun is to see by itself what ends a rank."""
-    command = [*(["sh", "-c", RECORD, "sh"] if recording else []), sys.executable, JOBS, name, str(folder)]
+    recorder = ["sh", "-c", RECORD, "sh"] if recording else []
+    command = [*recorder, sys.executable, JOBS, name, str(folder), how]
     return mpi.start(ranks, *command, env={"CODES": str(folder / "codes")})
 
 
@@ -77,21 +80,6 @@ class TestStart:
         code = "import sys, pyrt.job; assert not {'numpy', 'mpi4py.MPI'} & set(sys.modules)"
         subprocess.run([sys.executable, "-c", code], env=mpi.environment(), check=True, timeout=mpi.TIMEOUT)
 
-    @pytest.mark.parametrize(
-        ("affinities", "shares"),
-        [
-            pytest.param([{0, 1, 2, 3}], [4], id="one rank has all cores"),
-            pytest.param([{0, 1, 2, 3}] * 2, [2, 2], id="two ranks share all cores"),
-            pytest.param([{0, 1}] * 4, [0.5] * 4, id="more ranks than cores"),
-            pytest.param([{0, 1}, {2}], [2, 1], id="bound to cores of their own"),
-            pytest.param([{0, 1, 2}, {2}], [2.5, 0.5], id="one core in common"),
-        ],
-    )
-    def test_cores_are_shared_among_the_ranks_that_may_use_them(
-        self, affinities: list[set[int]], shares: list[float]
-    ) -> None:
-        assert [cores_share(affinities, rank) for rank in range(len(affinities))] == pytest.approx(shares)
-
 
 class TestForeignLauncher:
     """An mpirun of one MPI with the library of another starts N jobs of one rank each."""
@@ -123,10 +111,54 @@ class TestForeignLauncher:
 
 
 class TestEnd:
-    def test_the_value_of_main_is_the_exit_code(self, tmp_path: Path) -> None:
-        done = end(start(2, "code_of_its_own", tmp_path))
-        assert done.returncode == 3
-        assert set(exit_codes(tmp_path)) == {3}
+    @pytest.mark.parametrize(("name", "code"), [("code_of_its_own", 3), ("leaves", 3), ("leaves_quietly", 0)])
+    def test_the_value_of_main_or_of_sys_exit_is_the_exit_code(
+        self, name: str, code: int, tmp_path: Path
+    ) -> None:
+        """Of a job that ends in good order: MPI has no word to say."""
+        done = end(start(2, name, tmp_path))
+        assert done.returncode == code
+        assert set(exit_codes(tmp_path)) == {code}
+        assert "abort" not in done.stderr.lower()
+
+    @pytest.mark.parametrize(
+        ("how", "code", "line"),
+        [
+            ("sys.exit(3)", 3, ""),
+            ("return 3", 3, ""),
+            ("sys.exit('words of rank 1')", 1, "words of rank 1\n"),
+            (
+                "sys.exit()",
+                1,
+                "jobs.py: error: rank 1 has left by sys.exit(), others have not: let all ranks do",
+            ),
+        ],
+    )
+    def test_a_rank_that_leaves_alone_ends_the_others(
+        self, how: str, code: int, line: str, tmp_path: Path
+    ) -> None:
+        """They wait for it inside MPI."""
+        done = end(start(2, "one_leaves", tmp_path, how=how))
+        assert done.returncode == code
+        assert done.stderr.count(line) == 1 or not line
+        assert "Traceback" not in done.stderr
+
+    def test_a_rank_that_returns_0_waits_for_the_others(self, tmp_path: Path) -> None:
+        done = end(start(2, "one_returns_early", tmp_path))
+        assert (done.returncode, done.stdout) == (0, "rank 0 was let finish\n")
+
+    @pytest.mark.parametrize(
+        ("value", "code", "printed"),
+        [(None, 0, ""), (0, 0, ""), (7, 7, ""), (True, 1, ""), ("words", 1, "words\n"), (1.5, 1, "1.5\n")],
+    )
+    def test_sys_exit_means_what_it_does_without_a_job(
+        self, value: object, code: int, printed: str, job: Job, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def main(job: Job) -> int:
+            sys.exit(value)  # type: ignore[arg-type]
+
+        assert _result(main, job) == (code, True)
+        assert capsys.readouterr().err == printed
 
     @pytest.mark.parametrize(("name", "finder"), [("agreed_error", 1), ("error_of_some", 0)])
     def test_an_agreed_error_is_printed_once_and_ends_all_ranks_with_2(
@@ -203,6 +235,39 @@ class TestSignals:
         wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
 
 
+class TestOneProcess:
+    """Without mpirun, which would pass on its exit code."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(
+        ("variables", "closing"),
+        [
+            ({}, ""),
+            # What mpirun and Slurm leave behind where somebody unsets it.
+            ({"SLURM_PROCID": "", "OMPI_COMM_WORLD_SIZE": "", "OMPI_COMM_WORLD_RANK": "x"}, ""),
+            ({}, "2>/dev/full"),
+        ],
+        ids=["plain", "variables of launchers", "its words find no room"],
+    )
+    def test_a_signal_ends_it_at_once(
+        self, number: int, variables: dict[str, str], closing: str, tmp_path: Path
+    ) -> None:
+        """While all threads of its BLAS work: MPICH's Abort seldom returns then."""
+        process = subprocess.Popen(
+            ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, JOBS, "endless_alone", str(tmp_path)],
+            env=mpi.environment(variables),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that a failure ends it, too
+        )
+        wait_until(lambda: (tmp_path / "rank-0").exists() or process.poll() is not None, "the rank to start")
+        time.sleep(0.2)  # most likely it multiplies by now
+        process.send_signal(number)
+        done = mpi.finish(process, PATIENCE)
+        said = "" if closing else f"\njobs.py: stopped by {signal.Signals(number).name}\n"
+        assert (done.returncode, done.stderr) == (128 + number, said)
+
+
 class TestOutput:
     def test_a_full_disk_is_one_line(self) -> None:
         done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} prints >/dev/full")
@@ -210,9 +275,15 @@ class TestOutput:
         assert "jobs.py: error: what is printed finds no room ([Errno 28] No space" in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_nobody_need_listen(self) -> None:
-        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} prints >&-")
-        assert (done.returncode, done.stderr) == (0, "")
+    @pytest.mark.parametrize(("closing", "numbers"), [(">&-", "1"), ("2>&-", "2"), (">&- 2>&- <&-", "012")])
+    def test_nobody_need_listen(self, closing: str, numbers: str) -> None:
+        """Nor does what is said go into a file that has got the number of what was closed."""
+        done = mpi.mpirun(1, "sh", "-c", f"{sys.executable} {JOBS} is_not_listened_to {numbers} {closing}")
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (
+            0,
+            "" if "1" in numbers else "words",
+            "",
+        )
 
 
 class TestStartOfMpi:

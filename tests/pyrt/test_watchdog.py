@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
+from mpi4py import MPI
+
+from pyrt.errors import UserError
+from pyrt.watchdog import Watchdog
 
 PATIENCE = 20.0
 
@@ -121,3 +127,84 @@ def test_a_rank_that_leaves_in_good_order_ends_nobody(ranks: Ranks) -> None:
     assert [ranks.processes[rank].poll() for rank in (1, 2)] == [None, None]
     ranks.processes[1].kill()
     assert ranks.line(2) == "told"
+
+
+class OneOfTwo:
+    """Rank 1 of two, in a process without the other one, which answers what a test says."""
+
+    rank, size = 1, 2
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = list(answers)
+        self.told: list[object] = []
+
+    def bcast(self, mine: object, root: int) -> bytes:
+        return b"token of the job"
+
+    def allgather(self, mine: object) -> list[object]:
+        self.told.append(mine)
+        return [self._answers.pop(0), mine]
+
+
+WAY_OUT = r": start them in one network namespace \(container\), or use --exchange host$"
+
+
+def test_a_rank_that_reaches_no_other_ends_all_with_one_line() -> None:
+    """And none waits for a connection that does not come."""
+    nobody = (b"\0nobody has this name", "")
+    refused = OneOfTwo(nobody, nobody)
+    with pytest.raises(
+        UserError, match=r"^ranks of a node cannot connect to each other \(.*refused\)" + WAY_OUT
+    ):
+        Watchdog(cast(MPI.Comm, refused), lambda: None)
+    assert "refused" in str(refused.told[-1])  # the other learns of it
+    with pytest.raises(UserError, match=r"^ranks of a node cannot connect .* \(its reason\)" + WAY_OUT):
+        Watchdog(cast(MPI.Comm, OneOfTwo((b"\0other", "its reason"))), lambda: None)
+
+
+WITHOUT_NETWORK = """
+import sys, threading
+sys.path.insert(0, {root!r})
+from pyrt.watchdog import Watchdog
+
+barrier, told = threading.Barrier(2), {{}}
+
+
+class Thread:
+    # A communicator of two threads.
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def allgather(self, mine):
+        told[self.rank] = mine
+        barrier.wait()
+        answers = [told[0], told[1]]
+        barrier.wait()
+        return answers
+
+    def bcast(self, mine, root):
+        return self.allgather(mine)[root]
+
+
+def watch(rank):
+    print("left", Watchdog(Thread(rank), lambda: print("told")).close(), flush=True)
+
+
+threads = [threading.Thread(target=watch, args=(rank,)) for rank in range(2)]
+for thread in threads:
+    thread.start()
+"""
+
+
+def test_no_network_is_needed_not_even_the_loopback_device() -> None:
+    """As in a network namespace that nobody has set up."""
+    apart = ["unshare", "--user", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody make a network namespace")
+    code = WITHOUT_NETWORK.format(root=str(Path(__file__).resolve().parents[2]))
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left True\nleft True\n", "")

@@ -48,7 +48,7 @@ class EmulatedDriver:
     shared_memory = SHARED_MEMORY
 
     def __init__(self, sanitize: bool = False, order_seed: int | None = None) -> None:
-        self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "0") != "0"
+        self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "") not in ("", "0")
         self._runtime = Runtime(self._sanitize)
         self.multiprocessors = _cores()
         self.device_id = f"process {os.getpid()}"

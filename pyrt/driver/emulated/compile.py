@@ -1,7 +1,8 @@
 """From CUDA or C++ source to a shared library for this machine's processor, cached on disk.
 
-The compiler is $CXX, or PATH's g++ or clang++; no CUDA is needed. A kernel file goes through as it is, but
-for its ``__shared__`` declarations: C++ has no storage that belongs to a block.
+The compiler is $CXX, a command that may have options, or PATH's g++ or clang++; no CUDA is needed. A kernel
+file goes through as it is, but for its ``__shared__`` declarations: C++ has no storage that belongs to a
+block.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from pyrt.cache import is_kept, kernel_folder, new_folder
-from pyrt.errors import UserError
+from pyrt.errors import UserError, out_of_files, shown
 from pyrt.kernel_signatures import launchable
 from pyrt.preprocess import COMMENT_OR_LITERAL
 
@@ -60,14 +62,26 @@ _STATIC = re.compile(
 
 
 @cache
-def compiler() -> tuple[str, str]:
-    """Path and version of the C++ compiler. Raises UserError where there is none that works."""
-    wanted = os.environ.get("CXX")
-    path = shutil.which(wanted) if wanted else shutil.which("g++") or shutil.which("clang++")
+def compiler() -> tuple[list[str], str]:
+    """Return the command of the C++ compiler, and its version.
+
+    $CXX is a command of a shell, as ``ccache g++`` or ``g++ -m64``, or a path, blanks and all. Raises
+    UserError where there is no compiler that works.
+    """
+    command = _command(os.environ.get("CXX", "").strip())
+    return command, _run([*command, "--version"], "says no version: mend it, or name another one in $CXX")
+
+
+def _command(wanted: str) -> list[str]:
+    try:
+        words = [wanted] if shutil.which(wanted) else shlex.split(wanted)
+    except ValueError as error:
+        raise UserError(f"$CXX is {shown(wanted)}, which is no command ({error}): give one, as g++") from None
+    path = shutil.which(words[0]) if words else shutil.which("g++") or shutil.which("clang++")
     if path is None:
-        where = f"$CXX names {wanted}, which is not there" if wanted else "install g++ or clang++"
+        where = f"$CXX names {shown(words[0])}, which is not there" if words else "install g++ or clang++"
         raise UserError(f"the emulated device needs a C++ compiler: {where}")
-    return path, _run([path, "--version"], "says no version: mend it, or name another one in $CXX")
+    return [path, *words[1:]]
 
 
 def runtime_library() -> Path:
@@ -129,9 +143,9 @@ def _shared_variable(match: re.Match[str]) -> str:
 
 def _build(key: str, files: list[Path], flags: list[str], link: list[str], cache: Path) -> Path:
     """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
-    path, version = compiler()
-    compiling = [path, *_FLAGS, *flags]
-    linking = [path, "-shared", "-pthread", *link]
+    command, version = compiler()
+    compiling = [*command, *_FLAGS, *flags]
+    linking = [*command, "-shared", "-pthread", *link]
     depends = "\0".join([key, version, *compiling, *linking])
     folder = cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
     if not is_kept(folder):
@@ -159,7 +173,9 @@ def _run(command: list[str], failure: str) -> str:
         # Ctrl-C is for the ranks alone: they may finish what they began, or end by themselves.
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", process_group=0)
     except OSError as error:
-        raise UserError(f"{command[0]} does not run ({error.strerror}): name another one in $CXX") from None
+        raise UserError(
+            out_of_files(error) or f"{command[0]} does not run ({error.strerror}): name another one in $CXX"
+        ) from None
     if done.returncode < 0:
         signal_ = signal.strsignal(-done.returncode)
         raise UserError(f"{command[0]} was ended ({signal_}): is there enough memory?\n{done.stderr}".strip())

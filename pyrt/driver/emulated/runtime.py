@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from pyrt.cache import VARIABLE
 from pyrt.driver import Shape3
 from pyrt.driver.emulated import compile
+from pyrt.errors import UserError, out_of_files
 
 SHARED_MEMORY = 227 << 10
 """Bytes of shared memory that a block may have, as on sm_90; ``SharedMemory::MOST`` of runtime.h."""
@@ -47,7 +50,7 @@ class Runtime:
 
     def __init__(self, checked: bool) -> None:
         self._checked = checked
-        self._library: Any = ctypes.CDLL(str(compile.runtime_library()), ctypes.RTLD_GLOBAL)
+        self._library: Any = _load(compile.runtime_library(), ctypes.RTLD_GLOBAL)
         self._library.emulated_allocate.restype = ctypes.c_void_p
         self._library.emulated_map_file.restype = ctypes.c_void_p
         if checked and not self._library.emulated_enable_checks():
@@ -55,7 +58,7 @@ class Runtime:
 
     def load(self, path: Path) -> ctypes.CDLL:
         """A library of kernels."""
-        return ctypes.CDLL(str(path))
+        return _load(path, ctypes.DEFAULT_MODE)
 
     def allocate(self, nbytes: int) -> int:
         """Poisoned memory, aligned to pages; MemoryError where there is none."""
@@ -117,6 +120,20 @@ class Runtime:
         )
         if stopped:
             raise DeviceError(_in_words(function, finding))
+
+
+def _load(path: Path, mode: int) -> ctypes.CDLL:
+    """Load a library that was compiled here. Raises UserError, with the way out, where the system refuses."""
+    try:
+        return ctypes.CDLL(str(path), mode)
+    except OSError as error:
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            way_out = (
+                f"no code runs from that file system (noexec): set {VARIABLE} to a folder of another one"
+            )
+        else:
+            way_out = "name another C++ compiler in $CXX, as g++: gcc leaves out the library of C++"
+        raise UserError(out_of_files(error) or f"{error}: {way_out}") from None
 
 
 def require_valid(function: Function, grid: Shape3, block: Shape3, shared: int) -> None:

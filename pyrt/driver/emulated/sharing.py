@@ -10,7 +10,7 @@ import os
 import secrets
 from dataclasses import dataclass
 
-from pyrt.errors import UserError
+from pyrt.errors import UserError, out_of_files
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def open_shared(handle: bytes) -> tuple[int, int]:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC), int(nbytes)
     except OSError as error:
         raise UserError(
-            f"memory of process {pid} cannot be used ({error}): ranks that share memory must run on one "
+            out_of_files(error)
+            or f"memory of process {pid} cannot be used ({error}): ranks that share memory must run on one "
             "machine, as one user, and keep what they export"
         ) from None

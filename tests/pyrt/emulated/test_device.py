@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +180,13 @@ def is_worker(task: Path) -> bool:
     return False
 
 
+@pytest.mark.parametrize(("value", "checks"), [("", False), ("0", False), ("1", True)])
+def test_a_variable_turns_the_checks_on(value: str, checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYRT_SANITIZE", value)
+    with closing(EmulatedDriver()) as driver:
+        assert driver.device_name.endswith("with checks") == checks
+
+
 def test_workers_outlive_a_launch(plain: Bench) -> None:
     kernel = plain.kernel('extern "C" __global__ void test(int *x) { x[blockIdx.x] += 1; }')
 
@@ -335,9 +342,9 @@ class TestCompile:
         for name in ("clang++", "g++"):
             (tmp_path / name).write_text(f"#!/bin/sh\necho {name} 1.0\n")
             (tmp_path / name).chmod(0o755)
-            assert find() == (str(tmp_path / name), f"{name} 1.0\n")
+            assert find() == ([str(tmp_path / name)], f"{name} 1.0\n")
         monkeypatch.setenv("CXX", "clang++")
-        assert find() == (str(tmp_path / "clang++"), "clang++ 1.0\n")
+        assert find() == ([str(tmp_path / "clang++")], "clang++ 1.0\n")
         monkeypatch.setenv("CXX", "nothing++")
         with pytest.raises(UserError, match=r"\$CXX names nothing\+\+, which is not there"):
             find()
@@ -369,8 +376,8 @@ class TestCompile:
         source = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
         first = compile.kernel_library(source, str(tmp_path), False)
         assert compile.kernel_library(source, str(tmp_path), False) == first
-        path, version = compile.compiler()
-        monkeypatch.setattr(compile, "compiler", lambda: (path, version + "!"))
+        command, version = compile.compiler()
+        monkeypatch.setattr(compile, "compiler", lambda: (command, version + "!"))
         second = compile.kernel_library(source, str(tmp_path), False)
         names = tmp_path / "cuda_names.h"
         names.write_text(compile.NAMES.read_text() + "\n")

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyrt.job
 from pyrt.errors import UserError
 from pyrt.job import Job, agreed_by_some, defer_stops, join, run, stop_was_asked
 
@@ -40,6 +41,34 @@ def describe(job: Job) -> int:
 
 def code_of_its_own(job: Job) -> int:
     return 3
+
+
+def leaves(job: Job) -> int:
+    sys.exit(3)
+
+
+def leaves_quietly(job: Job) -> int:
+    """As --help does, within a block that ranks enter together."""
+    with job.together():
+        sys.exit()
+
+
+def one_leaves(job: Job) -> int:
+    """Rank 1, as the command line says, while another waits for it."""
+    if job.rank == 1:
+        how = sys.argv[3]
+        if how.startswith("return"):
+            return int(how.split()[1])
+        eval(how)
+    job.comm.Barrier()
+    return 0
+
+
+def one_returns_early(job: Job) -> int:
+    if job.rank == 0:
+        time.sleep(2 * pyrt.job._MEETING)
+        print("rank 0 was let finish")
+    return 0
 
 
 def agreed_error(job: Job) -> int:
@@ -93,6 +122,16 @@ def endless(job: Job) -> int:
     return 0
 
 
+def endless_alone(job: Job) -> int:
+    """Say which process it is, then multiply matrices in all threads of BLAS."""
+    import numpy as np
+
+    matrix = np.ones((500, 500), np.float32)
+    _tell_process(job.rank)
+    while True:
+        matrix @ matrix
+
+
 def _tell_process(rank: int | str) -> None:
     folder = Path(sys.argv[2])
     unfinished = folder / f"unfinished-{rank}"
@@ -130,6 +169,14 @@ def prints(job: Job) -> int:
     return 0
 
 
+def is_not_listened_to(job: Job) -> int:
+    """5 where something else has come to have a number that the command line names."""
+    print("words")
+    if "2" in sys.argv[2]:
+        print("words", file=sys.stderr)
+    return 0 if all(os.readlink(f"/proc/self/fd/{number}") == os.devnull for number in sys.argv[2]) else 5
+
+
 class SlowStart:
     """An import of MPI takes this long: an entry of ``sys.meta_path``, which finds nothing."""
 
@@ -152,6 +199,8 @@ def started_slowly(job: Job) -> int:
 # mpirun may kill the shell that records this process's exit code: then this process dies, too.
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if sys.argv[1] in ("one_leaves", "one_returns_early"):
+    pyrt.job._MEETING = 0.5
 if sys.argv[1] == "started_slowly":
     sys.meta_path.insert(0, SlowStart())
 run(globals()[sys.argv[1]])

@@ -1,0 +1,81 @@
+"""pyrt/driver/emulated/compile.py: which compiler $CXX names; libraries that do not load."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyrt.driver.emulated import compile, runtime
+from pyrt.errors import UserError
+
+SOURCE = 'extern "C" __global__ void test(int *x) { x[0] = 1; }'
+
+
+@pytest.fixture
+def cxx(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A compiler has not been looked for; nor is what is found then kept."""
+    compile.compiler.cache_clear()
+    yield monkeypatch
+    compile.compiler.cache_clear()
+
+
+def wrapper(path: Path, command: str) -> Path:
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_it_is_a_command_with_options_or_a_path_with_blanks(tmp_path: Path, cxx: pytest.MonkeyPatch) -> None:
+    (plain, *_), version = compile.compiler()
+    like_ccache = wrapper(tmp_path / "like-ccache", "")
+    with_blanks = wrapper(tmp_path / "a compiler", plain)
+    for command in (
+        f"{like_ccache} {plain}",
+        f"{plain} -DTHERE=1",
+        str(with_blanks),
+        f"'{with_blanks}' -DTHERE=1",
+    ):
+        compile.compiler.cache_clear()
+        cxx.setenv("CXX", command)
+        assert compile.compiler()[1] == version
+        source = SOURCE.replace("1", "THERE") if "THERE" in command else SOURCE
+        assert compile.kernel_library(source, str(tmp_path), False).is_file()
+    cxx.setenv("CXX", "  ")
+    compile.compiler.cache_clear()
+    assert compile.compiler()[0] == [shutil.which("g++") or shutil.which("clang++")]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("no-compiler -m64", r"\$CXX names no-compiler, which is not there$"),
+        ("'", r"\$CXX is ', which is no command \(No closing quotation\): give one, as g\+\+$"),
+    ],
+)
+def test_one_that_cannot_be_is_named(command: str, message: str, cxx: pytest.MonkeyPatch) -> None:
+    cxx.setenv("CXX", command)
+    with pytest.raises(UserError, match=message):
+        compile.compiler()
+
+
+def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a C compiler, or one in a folder from which nothing may run."""
+    library = tmp_path / "library.so"
+    library.write_text("no library")
+    with pytest.raises(
+        UserError, match=r"^\S+/library\.so: .+: name another C\+\+ compiler in \$CXX, as g\+\+"
+    ):
+        runtime._load(library, ctypes.DEFAULT_MODE)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(
+        UserError, match=r"^\S+/library\.so: .+ \(noexec\): set PYRT_CACHE_DIR to a folder of"
+    ):
+        runtime._load(library, ctypes.DEFAULT_MODE)
