@@ -60,7 +60,7 @@ def score(logits: np.ndarray, labels: np.ndarray, head: str) -> Scores:
 def classes_ahead(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Count for each sample the classes that are ranked before its label, (n,) integers.
 
-    Classes are ranked by logit, equal ones by number: so argmax, which writes the predictions, gives the first.
+    Classes are ranked by logit, equal ones by number: argmax, which writes the predictions, is the first.
     A logit that is not a number is ranked before the label.
     """
     true = logits[np.arange(len(labels)), labels][:, None]

@@ -276,7 +276,7 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
 
 def test_the_data_are_read_while_the_device_starts(monkeypatch):
     reads, load, open_device = threading.Event(), data.load, run_module.open_device
-    monkeypatch.setattr(data, "load", lambda source: reads.set() or load(source))
+    monkeypatch.setattr(data, "load", lambda *what: reads.set() or load(*what))
     monkeypatch.setattr(run_module, "open_device", lambda *how: reads.wait(60) and open_device(*how))
     assert run(using(epochs=0)).environment["device"] == "cpu"
 
