@@ -34,8 +34,8 @@ class Held(io.BytesIO):
 def download(url: str, output_file: str, _: object) -> None:
     """Download ``url`` into a file; ``Failed`` where the other side is to blame. Called by pooch.
 
-    A mirror that sends a byte now and then passes the timeouts of sockets, in its header and in its file. So a
-    thread of its own waits for it, which is left behind where it takes too long.
+    A mirror that sends a byte now and then passes the timeouts of sockets, in its header and in its file. So
+    a thread of its own waits for it, which is left behind where it takes too long.
     """
     import pooch
 
