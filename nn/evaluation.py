@@ -1,4 +1,4 @@
-"""How good the parameters are on a set: logits from the device, losses and precisions from the logits."""
+"""Scores the parameters on a set: logits from the device; loss, precision and recalls from the logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Where the images come from: ``load`` turns what the user wrote after ``--data`` into a :class:`Dataset`.
 
 One reader per format (idx.py, npz.py, mnist.py for the download); what they read is checked in one place,
-``validate`` in dataset.py. Everything that is wrong with the user's data is a ``pyrt.errors.UserError``.
+``validate`` in dataset.py. Everything that is wrong with the user's data is a ``pyrt.errors.UserError``;
+suspicious.py finds what is valid and still odd.
 """
 
 import os

@@ -92,7 +92,7 @@ def validate(
     numbers = [part.array.astype(np.int32) for part in all_labels]
     has_test, shape = len(all_images) > 1, image_shape(images)
     test_rows, test_numbers = (pixels[1], numbers[1]) if has_test else (None, None)
-    lost = tuple(line for part in all_images for line in underflow(part, dtype))
+    lost = tuple(line for pair in zip(all_images, pixels, strict=True) for line in underflow(*pair))
     return Dataset(name, pixels[0], numbers[0], test_rows, test_numbers, shape, wanted.classes, lost)
 
 
@@ -246,13 +246,11 @@ def rows(images: Part, dtype: np.dtype) -> np.ndarray:
     return array
 
 
-def underflow(images: Part, dtype: np.dtype) -> list[str]:
-    """Say in a line where ``dtype`` makes some of the pixels 0."""
-    array = images.array
-    if array.dtype.kind != "f" or np.can_cast(array.dtype, dtype):
+def underflow(images: Part, pixels: np.ndarray) -> list[str]:
+    """Say in a line where some of the images' numbers became 0 as ``pixels``."""
+    if images.array.dtype.kind != "f" or np.can_cast(images.array.dtype, pixels.dtype):
         return []
-    with np.errstate(under="ignore"):
-        lost = sum(np.count_nonzero(chunk) - np.count_nonzero(chunk.astype(dtype)) for chunk in chunks(array))
-    larger = "use --dtype float64, or " if dtype == np.float32 else ""
-    what = f"{images.where}: {lost} pixels are too small for {dtype} and become 0"
+    lost = np.count_nonzero(images.array) - np.count_nonzero(pixels)
+    larger = "use --dtype float64, or " if pixels.dtype == np.float32 else ""
+    what = f"{images.where}: {lost} pixels are too small for {pixels.dtype} and become 0"
     return [f"{what}: {larger}save them on a larger scale"] if lost else []

@@ -12,7 +12,7 @@ import numpy as np
 from nn.data.dataset import Dataset, chunks
 from nn.held_out import STRATIFIED
 
-SAMPLE = 1 << 22  # pixels of a set that are looked at
+SAMPLE = 1 << 20  # pixels of a large set that are looked at
 LEAST = 0.1  # of the largest pixel after scaling: below, the embedded digits learn a third in the same time
 APART = 8  # times as large are the pixels of another scale; those of two parts of one set differ by less
 FEW = 10  # rows for each class; with fewer of them a class may well be missing by chance
@@ -44,7 +44,7 @@ def constant(half: str, images: np.ndarray) -> list[str]:
 def too_small(half: str, images: np.ndarray, pixel_scale: float) -> list[str]:
     """Say where the largest pixel is far below ``pixel_scale``: of floats up to 1 that are divided by 255."""
     lowest, largest = float(images.min()), _largest(images)
-    if largest >= LEAST * pixel_scale:
+    if largest == 0 or largest >= LEAST * pixel_scale:
         return []
     better = 1 if largest <= 1 or lowest < 0 else largest
     return [
@@ -133,8 +133,8 @@ def _range(half: str, images: np.ndarray) -> str:
 
 
 def _sample(images: np.ndarray) -> np.ndarray:
-    """Every k-th image, so many that they have at most `SAMPLE` pixels, or the first one."""
-    return images[:: -(-images.size // SAMPLE)]
+    """Every k-th image: about `SAMPLE` pixels, and `ENOUGH` images where there are so many."""
+    return images[:: max(1, min(images.size // SAMPLE, len(images) // ENOUGH))]
 
 
 def _largest(images: np.ndarray) -> float:

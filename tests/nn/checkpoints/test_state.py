@@ -136,6 +136,14 @@ class TestStory:
         assert len({digest(each) for each in arrays}) == len(arrays)
         assert digest([array.reshape(2, 3).T]) == digest([array.reshape(2, 3).T.copy()])
 
+    @pytest.mark.parametrize("used", [50, 100])
+    def test_the_digest_tells_how_many_rows_were_held_out(self, used: int) -> None:
+        """Older versions held out 28 of 100 rows at --val-fraction 0.29, not 29: such a run may not go on."""
+        rows = np.zeros((100, 3), np.uint8)
+        dataset = Dataset("name", rows, np.zeros(100, np.int32), None, None, (1, 3))
+        older, newer = (digest_of_data(dataset, min(used, first), first) for first in (72, 71))
+        assert older != newer
+
     def test_the_digest_is_of_what_is_trained_on_and_of_what_validates(self) -> None:
         images = np.arange(60, dtype=np.uint8).reshape(20, 3)
         labels = np.arange(20, dtype=np.int32) % 4
