@@ -236,12 +236,10 @@ def rows(images: Part, dtype: np.dtype) -> np.ndarray:
         array = np.ascontiguousarray(images.array, dtype).reshape(len(images.array), -1)
     if dtype.kind == "f" and not np.isfinite(array).all():
         first = int(np.argmin(np.isfinite(array).all(axis=1)))
-        larger = (
-            "use --dtype float64, or " if np.isfinite(images.array[first].astype(np.float64)).all() else ""
-        )
+        is_larger = dtype == np.float32 and np.isfinite(images.array[first]).all()
+        advice = "use --dtype float64, repair" if is_larger else "repair"
         raise UserError(
-            f"{images.where}: image {first} has a pixel that is not finite in {dtype}: "
-            f"{larger}repair or remove it"
+            f"{images.where}: image {first} has a pixel that is not finite in {dtype}: {advice} or remove it"
         )
     return array
 

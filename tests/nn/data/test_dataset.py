@@ -105,7 +105,7 @@ def test_all_pixels_are_looked_at_for_bits_that_float32_lacks(monkeypatch):
 
 def test_pixels_beyond_float32_are_refused_or_said_to_become_0(refused):
     huge, small = IMAGES * 1e300, np.where(IMAGES % 12 == 5, 1e-60, IMAGES.astype(float))
-    with refused("IMAGES", "image 0", "not finite in float32", "use --dtype float64, or repair"):
+    with refused("IMAGES", "image 0", "not finite in float32", "use --dtype float64, repair or remove it"):
         made(huge)
     assert made(huge, dtype="float64").images.max() == 23e300
     with refused("IMAGES", "image 1", "not finite in float64: repair or remove it"):
