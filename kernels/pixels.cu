@@ -1,6 +1,6 @@
 // Pixels to numbers: the images of a batch as the input of the network.
 // constants: REAL=float PIXEL=uint8|float32 NUMBER=float
-// constants: REAL=double PIXEL=uint8|float32 NUMBER=double
+// constants: REAL=double PIXEL=uint8|float32|float64 NUMBER=double
 // constants: REAL=float PIXEL=uint8 NUMBER=bfloat16
 //
 // X = pixel / scale; or, where NUMBER is bfloat16, the pixel itself, since that holds 0 to 255 exactly:
@@ -11,6 +11,7 @@
 
 typedef unsigned char uint8;
 typedef float float32;
+typedef double float64;
 typedef PIXEL pixel;
 
 typedef NUMBER number;

@@ -5,6 +5,7 @@
 ``pipeline``   what it does once it is set up: train, evaluate, check, save
 ``options``    what a run is told
 ``data``       data sets: embedded digits, MNIST, IDX files, npz files
+``held_out``   which rows of the training set validate
 ``network``    layer sizes, activation and head
 ``reference``  the equations in NumPy: the truth that everything is compared with
 ``parameters`` initial values, files
@@ -22,7 +23,7 @@
 ``replay``     how steps get onto the device: launched, or replayed from graphs
 ``losses``     the losses of the steps on their way to the host
 ``training``   the loop
-``evaluation`` losses and precisions of a set
+``evaluation`` loss, precision and recalls of a set
 ``check``      this run against the reference
 ``report``     what a run tells afterwards
 ============== =====================================================================

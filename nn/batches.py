@@ -1,13 +1,8 @@
-"""Which rows of the data make which batch: the split, the repeated samples, the shuffled order."""
+"""Which rows of the data make which batch: the repeated samples, the shuffled order."""
 
 from __future__ import annotations
 
 import numpy as np
-
-
-def split(images: int, val_fraction: float) -> int:
-    """How many of the first images are for training; the last ``floor(val_fraction * n)`` validate."""
-    return images - int(val_fraction * images)
 
 
 class Schedule:

@@ -1,4 +1,4 @@
-"""How good the parameters are on a set: logits from the device, losses and precisions from the logits."""
+"""Scores the parameters on a set: logits from the device; loss, precision and recalls from the logits."""
 
 from __future__ import annotations
 
@@ -25,34 +25,47 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss, precision (correct / total), top-5 precision, precision of each class (None: no sample)."""
+    """How good the parameters are on a set of samples."""
 
     samples: int
     loss: float
+    """The mean over the samples."""
     precision: float
+    """Correct / total."""
     top5: float
-    per_class: Sequence[float | None]
+    """The part of the samples whose label is among the five best classes."""
+    recall: Sequence[float | None]
+    """For each class the part of its samples that is correct; None for a class with no sample."""
 
     def table(self) -> str:
         """All of it for people."""
-        rows = [(label, value) for label, value in enumerate(self.per_class) if value is not None]
+        rows = [(label, value) for label, value in enumerate(self.recall) if value is not None]
         summary = f"{self.samples} test samples: loss {self.loss:.6f}, top-{TOP} precision {self.top5:.4f}"
-        return f"{tabulate(rows, headers=['class', 'precision'], floatfmt='.4f')}\n\n{summary}"
+        return f"{tabulate(rows, headers=['class', 'recall'], floatfmt='.4f')}\n\n{summary}"
 
 
 def score(logits: np.ndarray, labels: np.ndarray, head: str) -> Scores:
-    """Scores of logits (n, classes) against labels (n,)."""
+    """Score logits (n, classes) against labels (n,)."""
     logits = logits.astype(np.float64)
-    correct = logits.argmax(axis=1) == labels
-    true = logits[np.arange(len(labels)), labels]
-    # Ties, and logits that are not numbers, count against the label.
-    in_top = (~(logits < true[:, None])).sum(axis=1) <= TOP
-    per_class = [
+    ahead = classes_ahead(logits, labels)
+    correct = ahead == 0
+    recall = [
         float(correct[labels == label].mean()) if (labels == label).any() else None
         for label in range(logits.shape[1])
     ]
     loss = float(reference.losses(logits, labels, head).mean())
-    return Scores(len(labels), loss, float(correct.mean()), float(in_top.mean()), per_class)
+    return Scores(len(labels), loss, float(correct.mean()), float((ahead < TOP).mean()), recall)
+
+
+def classes_ahead(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Count for each sample the classes that are ranked before its label, (n,) integers.
+
+    Classes are ranked by logit, equal ones by number: argmax, which writes the predictions, is the first.
+    A logit that is not a number is ranked before the label.
+    """
+    true = logits[np.arange(len(labels)), labels][:, None]
+    is_before = np.arange(logits.shape[1]) < labels[:, None]
+    return (~(logits <= true) | ((logits == true) & is_before)).sum(axis=1)
 
 
 class Evaluator:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nn import placement
+from nn import held_out, placement
+from nn.data.dataset import MOST_CLASSES
 from nn.gemm_versions import GEMM_VERSIONS
 from nn.network import ACTIVATIONS, HEADS
 from nn.tensor_cores import TERMS
@@ -67,9 +68,17 @@ class Options:
         "embedded", "embedded, mnist (downloaded once), a folder of IDX files, an .npz file", "SOURCE"
     )
     samples: int | None = _option(None, "training samples an epoch, repeated where there are fewer", "N")
+    classes: int | None = _option(
+        None, "number of classes, where it is more than the largest training label + 1", "N"
+    )
     val_fraction: float = _option(0.1, "part of the training set held out for validation", "X")
+    val_split: str = _option(
+        held_out.TAIL,
+        "what is held out: the last rows, random ones, or as large a part of each class",
+        choices=held_out.SPLITS,
+    )
     shuffle: bool = _option(True, "shuffle the training samples every epoch")
-    seed: int = _option(0, "of initial weights and shuffling", "N")
+    seed: int = _option(0, "of initial weights, shuffling and --val-split", "N")
     pixel_scale: float = _option(255.0, "pixels are divided by it (1: raw pixels)", "X")
     init: Path | None = _option(None, "initial parameters W1, b1, ... from an .npz file", "FILE")
     save: Path | None = _option(None, "write the trained parameters to an .npz file", "FILE")
@@ -141,10 +150,11 @@ class Options:
             raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
         for size in self.hidden:
             _require("hidden", size, size >= 1, "layers of 1 unit or more")
-        for name in ("batch", "samples", "print_every", "ranks_per_node"):
+        for name in ("batch", "samples", "classes", "print_every", "ranks_per_node"):
             _require(
                 name, getattr(self, name), _at_least(getattr(self, name), 1), "a whole number, 1 or more"
             )
+        _require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
         _require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")
         for name in ("epochs", "seed", "order_seed"):
             _require(

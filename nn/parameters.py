@@ -62,7 +62,8 @@ def _require_shapes(path: Path, found: Mapping[str, npz.Header], network: Networ
         if name not in found or found[name].shape != shape:
             has = f"has {name} of shape {found[name].shape!s:.80}" if name in found else f"has no {name}"
             raise UserError(
-                f"{shown(path)}: {has}, {network} needs {shape}: give the --hidden it was saved with"
+                f"{shown(path)}: {has}, {network} needs {shape}: "
+                "give the --hidden and --classes it was saved with"
             )
         if found[name].dtype.kind not in "fiu":
             raise UserError(_no_numbers(path, name))

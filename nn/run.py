@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn import data
 from nn.ahead import Early
 from nn.checkpoints.folder import is_own_file
 from nn.checkpoints.past import Past, open_past
@@ -32,7 +31,7 @@ from nn.pipeline import Pipeline
 from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
 from nn.plan.paper import Task
-from nn.problem import Problem
+from nn.problem import Problem, load
 from nn.report import Report, gather_phases, header
 from nn.required import is_apart, required
 from nn.setup import set_up
@@ -81,7 +80,7 @@ def _past(options: Options, job: Job, phases: Phases, console: Console) -> Past:
 def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: Console) -> Report:
     """All but what is asked of the options alone. Collective."""
     # Read beside the start of the device, which takes longer.
-    reading = Early(partial(data.load, options.data)) if job.rank == 0 else None
+    reading = Early(partial(load, options)) if job.rank == 0 else None
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     if device.warning:
@@ -90,7 +89,7 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
         phases.use_device(device.driver)
         if options.profile:
             phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
-        dataset = _load(options, reading, job, phases)
+        dataset = _load(options, reading, job, phases, console)
         options = _with_common_gemm(options, job, device.driver)
         with job.together():
             _require_gemm(options, device.driver)
@@ -141,14 +140,20 @@ def _require_writable_files(options: Options) -> None:
             require_writable(option, path)
 
 
-def _load(options: Options, reading: Early[Dataset] | None, job: Job, phases: Phases) -> Dataset:
+def _load(
+    options: Options,
+    reading: Early[tuple[Dataset, list[str]]] | None,
+    job: Job,
+    phases: Phases,
+    console: Console,
+) -> Dataset:
     """The data set, read by rank 0 (which alone touches files and the network) and sent to all."""
     dataset = None
     with phases.phase("load data"), job.together():
         if reading is not None:
-            dataset = reading.take()
-            if options.evaluate and dataset.test_images is None:
-                raise UserError(f"--evaluate: {dataset.name} has no test images: give data that has them")
+            dataset, warnings = reading.take()
+            for line in warnings:
+                console.say(f"warning: {line}")
     with phases.phase("distribute data"):
         return _broadcast(dataset, job)
 

@@ -18,9 +18,10 @@ from pyrt.errors import UserError, shown
 
 _SAME = (
     *("hidden", "activation", "head", "reg", "batch", "lr", "momentum", "dtype"),
-    *("samples", "val_fraction", "shuffle", "seed", "pixel_scale"),
+    *("samples", "classes", "val_fraction", "val_split", "shuffle", "seed", "pixel_scale"),
 )
-"""Options without which another network would be trained, or on other batches."""
+"""Options without which another network would be trained, or on other batches. A checkpoint that lacks one is
+older than the option, and was made with its default."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Story:
         """UserError where this run would train another network, or with other samples, or not so far."""
         now = options.as_json()
         for name in _SAME:
-            kept, asked = self.options.get(name), now[name]
+            kept, asked = self.options.get(name, getattr(Options, name)), now[name]
             if kept != asked:
                 raise UserError(
                     f"--resume: the checkpoint was made {_words(name, kept)}, this run is "

@@ -14,7 +14,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from nn.data.dataset import Dataset, Part, validate
+from nn.data.dataset import DEFAULT, Dataset, Part, Wanted, validate
 from nn.data.files import MOST_INFLATION, file_size, reading
 from pyrt.errors import UserError, shown
 
@@ -30,7 +30,7 @@ NAME = re.compile(
 Role = tuple[str, str]  # ("train" or "test", "images" or "labels")
 
 
-def load(folder: Path) -> Dataset:
+def load(folder: Path, wanted: Wanted = DEFAULT) -> Dataset:
     """Read the data set in ``folder``: training images and labels, test images and labels if they are there.
 
     Raises ``UserError`` when the folder holds no data set or several, or a file is damaged or does not fit.
@@ -43,6 +43,7 @@ def load(folder: Path) -> Dataset:
         parts["train", "labels"],
         parts.get(("test", "images")),
         parts.get(("test", "labels")),
+        wanted,
     )
 
 

@@ -1,12 +1,12 @@
 """MNIST itself: four files, downloaded once into the user's cache directory from any mirror that works."""
 
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from nn.data.download import Failed, download
 from pyrt import cache
 from pyrt.cache import cache_folder
 from pyrt.errors import UserError, shown
@@ -25,9 +25,6 @@ FILES = {
     "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
 }
 
-# Seconds to connect to each of a host's addresses (a mirror has up to 16), and to wait for the next bytes.
-TIMEOUT = (2.0, 10.0)
-
 
 def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) -> Path:
     """The folder with ``files`` (name to checksum), after downloading those that are not there or not whole.
@@ -41,10 +38,7 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
 
     pooch.get_logger().setLevel("ERROR")
     folder = cache_folder("mnist")
-    downloader = pooch.HTTPDownloader(
-        progressbar=sys.stderr.isatty(), timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
-    )
-    retrieve = partial(pooch.retrieve, path=folder, downloader=downloader)
+    retrieve = partial(pooch.retrieve, path=folder, downloader=download)
     queue = deque(mirrors)
     for name, checksum in files.items():
         try:
@@ -59,30 +53,19 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
 
 def fetch_file(name: str, checksum: str, mirrors: deque[str], retrieve: Callable[..., str]) -> None:
     """Get one file from the first of ``mirrors`` that has it; a mirror that fails goes to the queue's end."""
-    from requests import RequestException
-
-    failures = []
+    failures: dict[str, list[str]] = {}
     for _ in range(len(mirrors)):
         try:
             retrieve(mirrors[0] + name, checksum, fname=name)
             return
-        except (RequestException, ValueError) as error:  # pooch says ValueError where the checksum is wrong
-            failures.append(f"{urlsplit(mirrors[0]).netloc}: {reason(error)}")
-            mirrors.rotate(-1)
+        except Failed as error:
+            why = str(error)
+        except ValueError:  # pooch's, where the checksum is wrong
+            why = "not the right file (checksum)"
+        failures.setdefault(why, []).append(urlsplit(mirrors[0]).netloc)
+        mirrors.rotate(-1)
+    said = "; ".join(f"{', '.join(hosts)}: {why}" for why, hosts in failures.items())
     raise UserError(
-        f"{name} could not be downloaded ({'; '.join(failures)}): offline? use --data embedded, "
+        f"{name} could not be downloaded ({shown(said)}): offline? use --data embedded, "
         f"or --data DIRECTORY with the four files {', '.join(FILES)}"
     )
-
-
-def reason(error: Exception) -> str:
-    """Why a mirror was passed over, in a few words."""
-    from requests import ConnectionError, HTTPError, Timeout
-
-    if isinstance(error, HTTPError) and error.response is not None:
-        return f"HTTP status {error.response.status_code}"
-    if isinstance(error, Timeout):
-        return "no answer in time"
-    if isinstance(error, ConnectionError):
-        return "no connection"
-    return "not the right file (checksum)" if isinstance(error, ValueError) else type(error).__name__

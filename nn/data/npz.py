@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.lib import format as npy
 
-from nn.data.dataset import Dataset, Part, validate
+from nn.data.dataset import DEFAULT, Dataset, Part, Wanted, validate
 from nn.data.files import MOST_INFLATION, file_size, reading
 from pyrt.errors import UserError, shown
 
@@ -29,10 +29,10 @@ RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MOST_INFLATION}  # np.sav
 T = TypeVar("T")
 
 
-def load(path: Path) -> Dataset:
+def load(path: Path, wanted: Wanted = DEFAULT) -> Dataset:
     """Read the data set in the .npz at ``path``; other arrays in it are left alone.
 
-    x_*: (n, h, w), (n, h, w, 1) or (n, D), numbers. y_*: (n,) integers.
+    x_*: (n, h, w), (n, h, w, 1) or (n, D), numbers. y_*: (n,) or (n, 1) integers.
     Raises ``UserError`` when the file is damaged, or arrays are missing or not of this form.
     """
     size = file_size(path)
@@ -48,7 +48,8 @@ def load(path: Path) -> Dataset:
             for name in NAMES
             if name in members
         }
-    return validate(shown(path), parts["x_train"], parts["y_train"], parts.get("x_test"), parts.get("y_test"))
+    test = parts.get("x_test"), parts.get("y_test")
+    return validate(shown(path), parts["x_train"], parts["y_train"], *test, wanted)
 
 
 class Header(NamedTuple):

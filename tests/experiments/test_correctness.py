@@ -13,7 +13,8 @@ from experiments import correctness
 from experiments.correctness_figures import growth
 from experiments.study import Section, Setup
 from nn import data, parameters, reference
-from nn.batches import Schedule, split
+from nn.batches import Schedule
+from nn.held_out import split
 from nn.network import Network
 from nn.options import Options
 from nn.run import run

@@ -23,7 +23,8 @@ from nn import data, parameters
 from nn.batches import Schedule
 from nn.checkpoints import files as checkpoints
 from nn.checkpoints.state import Checkpoint
-from nn.data import Dataset
+from nn.data import Dataset, Wanted, suspicious
+from nn.held_out import TAIL
 from nn.network import Network
 from nn.options import Options
 from nn.plan import SPLITS, Plan, files, rates
@@ -132,7 +133,8 @@ def read_folder(path: Path) -> Dataset:
 
 
 def read_npz(path: Path) -> Dataset:
-    return data.load(str(path))
+    """In float64: what float32 holds comes in float32 as well."""
+    return data.load(str(path), Wanted("float64"))
 
 
 def require_data_set(found: Dataset) -> None:
@@ -142,10 +144,15 @@ def require_data_set(found: Dataset) -> None:
         halves.append((found.test_images, found.test_labels))
     for images, labels in halves:
         assert images.ndim == 2 and images.size > 0 and images.flags.c_contiguous
-        assert images.dtype == found.images.dtype and images.dtype in (np.uint8, np.float32)
+        assert images.dtype == found.images.dtype and images.dtype in (np.uint8, np.float32, np.float64)
         assert images.shape[1] == math.prod(found.image_shape) and np.isfinite(images).all()
         assert labels.shape == images.shape[:1] and labels.dtype == np.int32
         assert labels.min() >= 0 and labels.max() < found.classes <= 1 << 16
+    lines = [
+        *suspicious.of_pixels(found, 255.0),
+        *suspicious.of_labels(found, 2, len(found.labels) // 2, TAIL),
+    ]
+    assert all(line.isprintable() for line in lines)
 
 
 def read_init(path: Path) -> dict[str, np.ndarray]:

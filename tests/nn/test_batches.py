@@ -1,9 +1,8 @@
 """nn/batches.py: which rows make which batch."""
 
-import numpy as np
 import pytest
 
-from nn.batches import Schedule, split
+from nn.batches import Schedule
 
 
 def schedule(rows=20, samples=20, batch=6, epochs=3, shuffle=True, seed=7):
@@ -16,19 +15,6 @@ def epochs(schedule):
     for step in range(schedule.steps):
         rows[schedule.epoch(step)] += schedule.rows(step).tolist()
     return rows
-
-
-@pytest.mark.parametrize(
-    ("images", "fraction", "training"),
-    [(4000, 0.1, 3600), (10, 0.0, 10), (10, 0.19, 9), (10, 0.2, 8), (3, 0.99, 1), (1, 0.5, 1)],
-)
-def test_split_holds_out_the_floor_of_the_fraction(images, fraction, training):
-    assert split(images, fraction) == training
-
-
-@pytest.mark.parametrize("fraction", [0.5, 0.99, np.nextafter(1, 0)])
-def test_split_always_leaves_a_training_image(fraction):
-    assert all(1 <= split(images, fraction) <= images for images in range(1, 500))
 
 
 def test_batches_are_consecutive_slices_and_the_last_is_short():

@@ -10,11 +10,11 @@ import pytest
 from nn.options import Options, parse
 from pyrt.errors import UserError
 
-COUNTS = ["batch", "samples", "print-every"]
+COUNTS = ["batch", "samples", "classes", "print-every"]
 COUNTS_OR_ZERO = ["epochs", "seed"]
 POSITIVE = ["lr", "pixel-scale", "tolerance"]
 FRACTIONS = ["momentum", "val-fraction"]
-WORDS = ["activation", "head", "dtype", "device", "gemm", "exchange", "placement"]
+WORDS = ["activation", "head", "dtype", "device", "gemm", "exchange", "placement", "val-split"]
 FILES = ["init", "save", "predictions", "json"]
 
 
@@ -142,6 +142,7 @@ def test_options_that_do_not_go_together(arguments, words):
         ("batch", "1"),
         ("lr", "1e-30"),
         ("momentum", "0.999"),
+        ("classes", "65536"),
     ],
 )
 def test_values_at_the_limits_are_taken(option, value):
@@ -165,7 +166,8 @@ def test_a_command_line_fills_every_option():
         "--hidden 512,256 --activation tanh --head sigmoid --reg 0.5 --batch 7 --epochs 3 --lr 0.25 "
         "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
         "--data folder --samples 9 --no-shuffle "
-        "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
+        "--classes 12 --val-fraction 0.2 --val-split random "
+        "--seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
         "--gemm naive --exchange blocking --ranks-per-node 3 --placement stream --no-graph --print-every 2 "
         "--profile --json c.json"
     )
@@ -186,7 +188,9 @@ def test_a_command_line_fills_every_option():
         share_gpus=True,
         data="folder",
         samples=9,
+        classes=12,
         val_fraction=0.2,
+        val_split="random",
         shuffle=False,
         seed=4,
         pixel_scale=1.0,
@@ -243,3 +247,7 @@ def test_help_names_every_option(capsys):
     assert not ended.value.code
     for field in dataclasses.fields(Options):
         assert f"--{field.name.replace('_', '-')}" in text
+
+
+def test_more_classes_than_a_label_may_have():
+    assert refusal("--classes", "65537") == "--classes 65537: must be at most 65536"

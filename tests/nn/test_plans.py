@@ -190,7 +190,7 @@ def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
             files.save(shared / "plan.json", plan)
         report = run(dataclasses.replace(options, plan=str(shared / "plan.json")), job)
         assert report.test.loss == pytest.approx(expected.test.loss, rel=1e-12)
-        assert report.test.per_class == expected.test.per_class
+        assert report.test.recall == expected.test.recall
         assert [e.loss for e in report.epochs] == pytest.approx([e.loss for e in expected.epochs], rel=1e-12)
 
 

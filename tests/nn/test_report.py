@@ -133,7 +133,7 @@ def test_the_json_file_has_all_of_the_report(tmp_path):
     assert content["environment"]["ranks"] == 1
     assert [epoch["loss"] for epoch in content["epochs"]] == [epoch.loss for epoch in report.epochs]
     assert content["test"]["precision"] == report.test.precision
-    assert len(content["test"]["per_class"]) == 10
+    assert len(content["test"]["recall"]) == 10
     assert [row["name"] for row in content["phases"]] == [row.name for row in report.phases]
     assert content["wall"] == report.wall
     assert [entry["name"] for entry in content["check"]["differences"]] == ["W1", "b1", "W2", "b2"]

@@ -157,6 +157,11 @@ def test_other_options_on_the_cpu(runs: Runs, dtype: str, momentum: float, shuff
     check_bits(runs, [7], dtype=dtype, momentum=momentum, shuffle=shuffle)
 
 
+def test_what_is_held_out_stays_so(runs: Runs) -> None:
+    for val_split in ("random", "stratified"):
+        check_bits(runs, [7], val_split=val_split, classes=4)
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("placement", ["resident", "stream"])
 @pytest.mark.parametrize("graph", [True, False])
@@ -172,7 +177,7 @@ def test_one_device(
 def test_ranks_on_the_cpu(runs: Runs) -> None:
     for exchange in ("root", "blocking", "host"):
         check_bits(runs, [7], exchange=exchange)
-    check_bits(runs, [7], plan="model", exchange="host")
+    check_bits(runs, [7], plan="model", exchange="host", val_split="random")
 
 
 @pytest.mark.kernels

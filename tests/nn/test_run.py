@@ -154,6 +154,47 @@ def test_check_passes_on_images_of_floats_too(digits, dtype):
     assert report.passed, str(report.check)
 
 
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+def test_float64_pixels_come_to_the_device_as_they_are(tmp_path, driver, placement):
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.random((50, 3, 4)), "y_train": np.arange(50) % 3}
+    np.savez(tmp_path / "fine.npz", **arrays, x_test=rng.random((9, 3, 4)), y_test=np.arange(9) % 3)
+    source = {"data": str(tmp_path / "fine.npz"), "dtype": "float64", "pixel_scale": 1.0}
+    report = run(using(device=driver.name, placement=placement, check=True, **source))
+    assert report.passed, str(report.check)
+    assert max(one.max_norm for one in report.check.differences) < 1e-12  # float32 pixels: 1e-8
+    assert report.test.loss == pytest.approx(run(using(**source)).test.loss, rel=1e-12)
+
+
+def test_what_is_suspicious_is_said_before_all_else(capsys, tmp_path):
+    images, labels = np.random.default_rng(0).random((50, 3, 4)), np.repeat([0, 1, 3], [20, 20, 10])
+    np.savez(tmp_path / "odd.npz", x_train=images, y_train=labels)
+    options = using(data=str(tmp_path / "odd.npz"), val_fraction=0.2, epochs=1)
+    run(options, console=Console(speaking=True))
+    lines = capsys.readouterr().out.splitlines()
+    starts = [
+        "warning: training pixels",
+        "warning: no training image is of class 2",
+        "warning: 10 of 10 valid",
+    ]
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=False))
+    assert lines[3].startswith("ranks ")
+    run(using(options, pixel_scale=1.0, classes=4, val_split="random"), console=Console(speaking=True))
+    assert capsys.readouterr().out.startswith("ranks ")
+
+
+def test_more_classes_than_the_labels_have(tmp_path, digits):
+    options = using(data=digits(test=7), classes=5, save=tmp_path / "w.npz")
+    trained = run(options)
+    assert trained.environment["network"].startswith("12-9-5,") and len(trained.test.recall) == 5
+    scoring = using(options, save=None, evaluate=True, init=tmp_path / "w.npz", val_split="stratified")
+    assert run(scoring).test == trained.test
+    with pytest.raises(
+        UserError, match=r"W2 of shape \(5, 9\).*give the --hidden and --classes it was saved"
+    ):
+        run(using(scoring, classes=None))
+
+
 def test_check_fails_past_the_tolerance():
     report = run(using(check=True, tolerance=1e-30, samples=40))
     assert not report.passed
@@ -276,7 +317,7 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
 
 def test_the_data_are_read_while_the_device_starts(monkeypatch):
     reads, load, open_device = threading.Event(), data.load, run_module.open_device
-    monkeypatch.setattr(data, "load", lambda source: reads.set() or load(source))
+    monkeypatch.setattr(data, "load", lambda *what: reads.set() or load(*what))
     monkeypatch.setattr(run_module, "open_device", lambda *how: reads.wait(60) and open_device(*how))
     assert run(using(epochs=0)).environment["device"] == "cpu"
 
@@ -290,7 +331,7 @@ CASES = {
     "one sample": {"samples": 1, "epochs": 3},
     "deep": {"hidden": (14, 11, 8), "activation": "tanh", "momentum": 0.5, "head": "sigmoid"},
     "repeated samples": {"samples": 120, "batch": 50, "momentum": 0.9, "head": "sigmoid"},
-    "in order": {"shuffle": False, "activation": "relu", "val_fraction": 0.1},
+    "in order": {"shuffle": False, "activation": "relu", "val_fraction": 0.1, "val_split": "random"},
 }
 
 

@@ -55,6 +55,8 @@ class TestStory:
             ({"dtype": "float64"}, "with --dtype float32, this run is with --dtype float64"),
             ({"samples": 9}, "without --samples, this run is with --samples 9"),
             ({"val_fraction": 0.5}, "--val-fraction 0.1"),
+            ({"val_split": "random"}, "with --val-split tail, this run is with --val-split random"),
+            ({"classes": 12}, "without --classes, this run is with --classes 12"),
             ({"shuffle": False}, "with --shuffle, this run is with --no-shuffle"),
             ({"seed": 1}, "--seed 0"),
             ({"pixel_scale": 1.0}, "--pixel-scale 255.0"),
@@ -64,6 +66,16 @@ class TestStory:
         with pytest.raises(UserError, match="--resume: the checkpoint was made ") as caught:
             made(7).story.require_fits(Options(**changes), self.SCHEDULE, "digest")
         assert words in str(caught.value)
+
+    def test_a_checkpoint_older_than_an_option_was_made_with_its_default(self) -> None:
+        story = made(7).story
+        for option in ("val_split", "classes"):
+            del story.options[option]
+        story.require_fits(Options(), self.SCHEDULE, "digest")
+        with pytest.raises(UserError, match="with --val-split tail, this run is with --val-split stratified"):
+            story.require_fits(Options(val_split="stratified"), self.SCHEDULE, "digest")
+        with pytest.raises(UserError, match="without --classes, this run is with --classes 12"):
+            story.require_fits(Options(classes=12), self.SCHEDULE, "digest")
 
     def test_other_data_may_not(self) -> None:
         with pytest.raises(UserError, match="other training or validation data: give the same --data"):
@@ -123,6 +135,14 @@ class TestStory:
         arrays = ([array], [array.reshape(2, 3)], [array.astype("f8")], [array, array], [-array])
         assert len({digest(each) for each in arrays}) == len(arrays)
         assert digest([array.reshape(2, 3).T]) == digest([array.reshape(2, 3).T.copy()])
+
+    @pytest.mark.parametrize("used", [50, 100])
+    def test_the_digest_tells_how_many_rows_were_held_out(self, used: int) -> None:
+        """Older versions held out 28 of 100 rows at --val-fraction 0.29, not 29: such a run may not go on."""
+        rows = np.zeros((100, 3), np.uint8)
+        dataset = Dataset("name", rows, np.zeros(100, np.int32), None, None, (1, 3))
+        older, newer = (digest_of_data(dataset, min(used, first), first) for first in (72, 71))
+        assert older != newer
 
     def test_the_digest_is_of_what_is_trained_on_and_of_what_validates(self) -> None:
         images = np.arange(60, dtype=np.uint8).reshape(20, 3)

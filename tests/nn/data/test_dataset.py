@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from nn.data import Dataset, Part, idx, load, mnist, validate
+from nn.data import Dataset, Part, Wanted, idx, load, mnist, validate
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 LABELS = np.array([0, 2], np.uint8)
 
 
-def made(images=IMAGES, labels=LABELS, test_images=None, test_labels=None) -> Dataset:
+def made(images=IMAGES, labels=LABELS, test_images=None, test_labels=None, **wanted) -> Dataset:
     """``validate`` with parts named IMAGES, LABELS, TEST-IMAGES and TEST-LABELS."""
     return validate(
         "name",
@@ -17,6 +17,7 @@ def made(images=IMAGES, labels=LABELS, test_images=None, test_labels=None) -> Da
         Part("LABELS", labels),
         None if test_images is None else Part("TEST-IMAGES", test_images),
         None if test_labels is None else Part("TEST-LABELS", test_labels),
+        Wanted(**wanted),
     )
 
 
@@ -70,6 +71,86 @@ def test_floats_become_float32(dtype):
     np.testing.assert_array_equal(found.images, IMAGES.reshape(2, 12) / np.float32(2))
 
 
+FINE = IMAGES / 255  # float32 rounds most of these
+
+
+@pytest.mark.parametrize("half", ["training", "test"])
+@pytest.mark.parametrize("images", [FINE, FINE.astype("g"), FINE.astype(">f8"), IMAGES + np.int64(1 << 24)])
+def test_under_float64_pixels_keep_the_bits_that_float32_would_round(images, half):
+    def found(dtype):
+        parts = (images, LABELS, IMAGES, LABELS) if half == "training" else (IMAGES, LABELS, images, LABELS)
+        return made(*parts, dtype=dtype)
+
+    fine, rounded = found("float64"), found("float32")
+    assert (fine.images.dtype, fine.test_images.dtype) == (np.float64, np.float64)
+    assert (rounded.images.dtype, rounded.test_images.dtype) == (np.float32, np.float32)
+    mine = fine.images if half == "training" else fine.test_images
+    np.testing.assert_array_equal(mine, images.astype(np.float64).reshape(2, 12))
+    assert fine.images.dtype.isnative and fine.warnings == rounded.warnings == ()
+
+
+@pytest.mark.parametrize("images", [IMAGES - 0.5, IMAGES * -1.0, FINE.astype("f4"), FINE.astype("f2")])
+def test_under_float64_pixels_that_float32_has_stay_as_they_were(images):
+    """So does the digest of the data in a checkpoint."""
+    assert made(images, dtype="float64").images.dtype == np.float32
+    assert made(dtype="float64").images.dtype == np.uint8
+
+
+def test_all_pixels_are_looked_at_for_bits_that_float32_lacks(monkeypatch):
+    monkeypatch.setattr("nn.data.dataset.CHUNK", 12)  # an image at a time
+    images = IMAGES - 0.5
+    images[1, 3, 2] += 1e-9
+    assert made(images, dtype="float64").images[1, 11] == images[1, 3, 2]
+
+
+def test_pixels_beyond_float32_are_refused_or_said_to_become_0(refused):
+    huge, small = IMAGES * 1e300, np.where(IMAGES % 12 == 5, 1e-60, IMAGES.astype(float))
+    with refused("IMAGES", "image 0", "not finite in float32", "use --dtype float64, repair or remove it"):
+        made(huge)
+    assert made(huge, dtype="float64").images.max() == 23e300
+    with refused("IMAGES", "image 1", "not finite in float64: repair or remove it"):
+        made(np.where(IMAGES == 13, np.nan, huge), dtype="float64")
+    what = "pixels are too small for float32 and become 0"
+    advice = "use --dtype float64, or save them on a larger scale"
+    assert made(small, LABELS, small[:1], LABELS[:1]).warnings == (
+        f"IMAGES: 2 {what}: {advice}",
+        f"TEST-IMAGES: 1 {what}: {advice}",
+    )
+    kept = made(small, dtype="float64")
+    assert kept.images[0, 5] == 1e-60 and kept.warnings == ()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8"])
+def test_labels_in_a_column_as_keras_saves_some(dtype):
+    column = LABELS.astype(dtype)[:, None]
+    found = made(IMAGES, column, IMAGES, column[::-1])
+    assert (found.labels.tolist(), found.test_labels.tolist()) == ([0, 2], [2, 0])
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "i8", "?"])
+def test_one_hot_labels_are_refused_with_how_to_turn_them(refused, dtype):
+    hot = np.eye(3)[LABELS].astype(dtype)
+    with refused("LABELS", "one-hot labels of shape (2, 3)", "labels.argmax(axis=1)"):
+        made(labels=hot)
+    with refused("TEST-LABELS", "one-hot labels of shape (2, 3)", "labels.argmax(axis=1)"):
+        made(test_images=IMAGES, test_labels=hot)
+    for other in (2 * hot.astype(int), np.ones((2, 3)), np.zeros((2, 3)), hot[:, :, None]):
+        with refused("LABELS", "labels of shape (2, 3", "(images here? then the two are swapped)"):
+            made(labels=other)
+
+
+def test_the_number_of_classes_may_be_given(refused):
+    assert [made(classes=classes).classes for classes in (None, 3, 12)] == [3, 3, 12]
+    with refused("--classes 2", "LABELS has label 2", "give 3 or more"):
+        made(classes=2)
+    tested = IMAGES, LABELS, IMAGES, np.array([3, 0])
+    assert made(*tested, classes=4).classes == 4
+    with refused("--classes 3", "TEST-LABELS has label 3", "give 4 or more"):
+        made(*tested, classes=3)
+    with refused("TEST-LABELS", "label 3", "largest training label is 2", "--classes 4"):
+        made(*tested)
+
+
 def test_rows_are_contiguous_whatever_the_file_held():
     for images in (np.asfortranarray(IMAGES.reshape(2, 12)), np.asfortranarray(IMAGES / 2), IMAGES[::-1]):
         found = made(images)
@@ -100,7 +181,7 @@ def test_a_class_may_have_no_image():
         ({"images": np.where(IMAGES == 3, 1e300, IMAGES)}, ["IMAGES", "image 0", "not finite"]),
         ({"labels": IMAGES}, ["LABELS", "two are swapped"]),
         ({"labels": LABELS[:0]}, ["LABELS", "no labels"]),
-        ({"labels": LABELS.astype(float)}, ["LABELS", "type float64"]),
+        ({"labels": LABELS.astype(float)}, ["LABELS", "type float64", "labels.astype(int)"]),
         ({"labels": LABELS.astype(bool)}, ["LABELS", "type bool"]),
         ({"labels": LABELS.astype("S1")}, ["LABELS", "type |S1"]),
         ({"labels": np.array([0, -3])}, ["LABELS", "label -3 is negative"]),

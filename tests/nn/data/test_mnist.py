@@ -5,13 +5,15 @@ import hashlib
 import io
 import logging
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,7 +21,8 @@ import numpy as np
 import pooch
 import pytest
 
-from nn.data import idx, mnist
+from nn.data import download, idx, mnist
+from pyrt.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +31,9 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("PYRT_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
-    monkeypatch.setattr(mnist, "TIMEOUT", (0.5, 0.5))
+    for name in (*download.PROXIES, *download.AUTHORITIES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(download, "TIMEOUT", (0.5, 0.5))
     return tmp_path / "cache" / "mnist"
 
 
@@ -53,7 +58,7 @@ Answer = Callable[[str], tuple[int, int, bytes]]  # file name -> status, announc
 
 
 @contextmanager
-def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+def mirror(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[str]]]:
     """A server on this machine; gives its URL and the growing list of the files it was asked for."""
     asked: list[str] = []
 
@@ -71,6 +76,8 @@ def mirror(answer: Answer) -> Iterator[tuple[str, list[str]]]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -179,6 +186,155 @@ def test_without_a_mirror_the_choices_are_named(contents, files, refused):
         expected = [f"{host}: {reason}" for host, reason in zip(hosts, reasons, strict=True)]
         with refused("--data embedded", "--data DIRECTORY", *mnist.FILES, *expected):
             mnist.fetch(urls, files)
+
+
+@contextmanager
+def trickling_mirror(head: bytes) -> Iterator[str]:
+    """A server that sends this at once, then a byte now and then, far sooner than a socket's timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):  # the other side has left, or the test is over
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(head)
+                    while True:
+                        connection.sendall(b"x")
+                        time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mnist/"
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/1.1 200 OK\r\nX-Header: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n"]
+)
+def test_a_mirror_that_sends_a_byte_now_and_then_is_given_up(
+    cache, contents, files, refused, monkeypatch, head
+):
+    monkeypatch.setattr(download, "LIMIT", 0.75)  # and sockets wait for half a second
+    with trickling_mirror(head) as url, refused("too slow (not there after 0.75 s)", url.split("/")[2]):
+        mnist.fetch([url], files)
+    assert held(cache) == {}
+
+
+def test_a_mirror_that_sends_no_end_fills_no_memory(cache, contents, files, refused, monkeypatch):
+    monkeypatch.setattr(download, "MOST", 5000)
+    long = {name: bytes(6000) for name in contents}
+    with mirror(good(long)) as (url, _), refused("no whole answer (more than 5000 bytes)"):
+        mnist.fetch([url], files)
+    assert held(cache) == {}
+
+
+# --- why a download failed ----------------------------------------
+
+
+def why(monkeypatch: pytest.MonkeyPatch, url: str = "https://127.0.0.1:9/", **environment: str) -> str:
+    """The reason that is given with these environment variables."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        mnist.fetch([url, url], {"file": "md5:" + "0" * 32})
+    host, found = url.split("/")[2], str(caught.value)
+    before, after = f"file could not be downloaded ({host}, {host}: ", "): offline? use --data embedded"
+    assert found.startswith(before) and after in found and "\n" not in found
+    return found.removeprefix(before).partition(after)[0]
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    ("proxy", "reason"),
+    [
+        ("foo://127.0.0.1:1", "the proxy is not of the form http://host:port"),
+        ("http://", "the proxy is not of the form http://host:port"),
+        ("http://me:secret@:::::", "the proxy is not of the form http://host:port"),
+        ("http://127.0.0.1:1", "the proxy cannot be used (Connection refused"),
+    ],
+)
+def test_a_proxy_that_is_none(monkeypatch, variable, proxy, reason):
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    said = why(monkeypatch, **{variable: proxy})
+    assert said.startswith(reason) and f"see {variable})" in said and "secret" not in said
+
+
+def test_a_proxy_that_does_not_answer_or_refuses(monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    with mute_mirror() as url:
+        proxy = url.removesuffix("mnist/")
+        assert why(monkeypatch, HTTPS_PROXY=proxy) == "no answer in time (by the proxy of HTTPS_PROXY)"
+    with dead_mirror() as url:
+        assert "the proxy cannot be used (Connection refused" in why(monkeypatch, HTTPS_PROXY=url)
+    with mirror(lambda name: (200, 0, b"")) as (url, _):  # it knows no CONNECT
+        assert "the proxy cannot be used (Tunnel connection failed: 501" in why(monkeypatch, HTTPS_PROXY=url)
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_certificate_authorities_that_are_not_there(monkeypatch, tmp_path, variable):
+    """It said that there is no permission to use the cache."""
+    missing = tmp_path / "missing.pem"
+    said = why(monkeypatch, **{variable: str(missing)})
+    assert str(missing) in said and f"see {variable})" in said
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_certificate_that_is_refused(monkeypatch, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost"
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = [*make.split(), "-days", "2", "-addext", "subjectAltName=IP:127.0.0.1", *files]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with mirror(lambda name: (404, 0, b""), context) as (url, _):
+        url = url.replace("http:", "https:")
+        assert why(monkeypatch, url).startswith("the certificate is refused (self-signed certificate; ")
+        assert why(monkeypatch, url, REQUESTS_CA_BUNDLE=str(certificate)) == "HTTP status 404"
+        assert why(monkeypatch, url, REQUESTS_CA_BUNDLE=str(key)).startswith("no secure connection (")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nabc", "no whole answer (IncompleteRead(3 bytes read"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nabc", "no whole answer (invalid literal"),
+        (b"HTTP/1.1 302 Found\r\nLocation: foo://x\r\n\r\n", "no whole answer (No connection adapters"),
+        (b"rubbish\r\n\r\n", "no connection (rubbish"),
+    ],
+)
+def test_an_answer_that_is_none(monkeypatch, answer, reason):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert why(monkeypatch, f"http://127.0.0.1:{listening.getsockname()[1]}/").startswith(reason)
+        thread.join()
+
+
+def test_a_name_that_nobody_knows(monkeypatch):
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert why(monkeypatch, "https://mirror.invalid/") == "no connection (Name or service not known)"
+
+
+def test_a_disk_that_is_full(cache, contents, files, refused, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with mirror(good(contents)) as (url, _), refused(cache, "No space left on device", "PYRT_CACHE_DIR"):
+        mnist.fetch([url], files)
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(cache, contents, files):

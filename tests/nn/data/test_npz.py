@@ -62,6 +62,12 @@ def test_fortran_order_and_other_byte_order(tmp_path):
     np.testing.assert_array_equal(found.labels, Y)
 
 
+def test_labels_as_keras_has_them_for_cifar(tmp_path):
+    found = npz.load(save(tmp_path / "data.npz", **GOOD | {"y_train": Y[:, None], "y_test": Y[:4, None]}))
+    np.testing.assert_array_equal(found.labels, Y)
+    np.testing.assert_array_equal(found.test_labels, Y[:4])
+
+
 def test_test_arrays_may_be_missing(tmp_path):
     found = npz.load(save(tmp_path / "data.npz", x_train=X, y_train=Y))
     assert found.test_images is None
@@ -86,7 +92,7 @@ def test_missing_array(tmp_path, refused, name):
         ({"x_train": X[0, 0]}, ["array x_train", "are the two swapped"]),
         ({"x_train": X[:5]}, ["array x_train", "5 images", "6 labels"]),
         ({"x_train": X.astype("U3")}, ["array x_train", "type <U3"]),
-        ({"y_train": np.eye(6)}, ["array y_train", "shape (6, 6)"]),
+        ({"y_train": np.eye(6)}, ["array y_train", "one-hot", "shape (6, 6)"]),
         ({"x_test": X[:4, :2]}, ["array x_test", "(2, 3)"]),
         ({"y_test": Y[:3]}, ["array x_test", "3 labels"]),
     ],
