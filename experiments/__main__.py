@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
-from bench.program import Parser, start
+from bench.program import start
 from experiments import STUDIES
 from experiments.study import FAILED, FULL, MOST_GPUS, SIZES, SMALL, Section, Setup, Study
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 
 if TYPE_CHECKING:

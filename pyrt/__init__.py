@@ -26,3 +26,5 @@ nothing of neural networks: bring kernels of your own.
 This module imports nothing, so that a program can start MPI and bound its BLAS threads (``pyrt.job``)
 before NumPy loads.
 """
+
+__version__ = "0.1.0"
