@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from pyrt.log import log
 from pyrt.started import launched_from_terminal, terminal_columns
 
 
@@ -36,6 +40,18 @@ class Console:
         hidden = self.quiet or not (self.speaking and launched_from_terminal())
         return tqdm(total=steps, unit="step", disable=hidden, leave=False, dynamic_ncols=True)
 
+    @contextmanager
+    def saying_log(self) -> Iterator[None]:
+        """Within the block, say what pyrt and nn log: what it is that takes long."""
+        handler, level = _Saying(self), log.level
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            log.removeHandler(handler)
+
     @property
     def width(self) -> int | None:
         """Characters in a line of the terminal that is printed to; None where it is none."""
@@ -43,3 +59,14 @@ class Console:
             return terminal_columns(sys.stdout.fileno())
         except OSError:  # it is no file: a test's
             return None
+
+
+class _Saying(logging.Handler):
+    """Says a log's lines on a console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.say(record.getMessage())

@@ -62,7 +62,7 @@ def run(
     if options.checkpoint is not None:
         defer_stops()
     _require_alike(options, job)
-    with closing(_past(options, job, phases, console)) as past:
+    with console.saying_log(), closing(_past(options, job, phases, console)) as past:
         with job.together():
             if job.rank == 0:
                 _require_writable_files(options)

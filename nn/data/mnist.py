@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pyrt import cache
 from pyrt.cache import cache_folder
 from pyrt.errors import UserError, shown
+from pyrt.log import log
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -41,6 +42,8 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
 
     pooch.get_logger().setLevel("ERROR")
     folder = cache_folder("mnist")
+    if not all((folder / name).is_file() for name in files):
+        log.info(f"downloading into {shown(folder)} (once)")
     downloader = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
     )

@@ -140,7 +140,9 @@ def main(job: Job) -> int:
             for option, path in (("--save", wanted.save), ("--save-rates", wanted.save_rates)):
                 if path is not None and job.rank == 0:
                     require_writable(option, path)
-        rates = rates_of(wanted, job)
+        console = Console(speaking=job.rank == 0)
+        with console.saying_log():
+            rates = rates_of(wanted, job)
         with job.together():
             if job.rank == 0:
                 task = Task(network, wanted.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
@@ -150,10 +152,9 @@ def main(job: Job) -> int:
                     files.save(wanted.save, best)
                 if wanted.save_rates is not None:
                     rates.save("--save-rates", wanted.save_rates)
-                width = Console(speaking=True).width
-                print(table(search, best, width))
+                print(table(search, best, console.width))
                 if wanted.operations:
-                    print(operations_table(search, best, width))
+                    print(operations_table(search, best, console.width))
     return 0
 
 

@@ -1,9 +1,13 @@
 """nn/console.py: who speaks, and when there is a progress bar."""
 
+import logging
+from threading import Thread
+
 import pytest
 
 from nn import console
 from nn.console import Console
+from pyrt.log import log
 
 
 def test_only_a_speaking_console_prints(capsys):
@@ -21,6 +25,18 @@ def test_a_quiet_console_prints_warnings_and_results_alone(capsys, quiet, printe
     console.warn("mind")
     console.tell("a result")
     assert capsys.readouterr() == (printed, "")
+
+
+def test_the_log_is_said_within_the_block_alone(capsys):
+    """On the rank that speaks, whatever thread logs."""
+    for each in (Console(speaking=True), Console(speaking=False), Console(speaking=True, quiet=True)):
+        with each.saying_log():
+            thread = Thread(target=log.info, args=["compiling %d files", 3])
+            thread.start()
+            thread.join()
+    log.info("nobody says this")
+    assert not log.isEnabledFor(logging.INFO)
+    assert capsys.readouterr().out == "compiling 3 files\n"
 
 
 @pytest.mark.parametrize(
