@@ -264,10 +264,7 @@ class TestCache:
         self, driver: Driver, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """So that a run tells when it has to compile, and only then."""
-        cache, said = (
-            tmp_path / "cache",
-            f"compiling 1 kernel file for {driver.architecture} (not in the cache ",
-        )
+        cache, said = tmp_path / "cache", f"compiling 1 kernel file for {driver.architecture} (not in "
         library = KernelLibrary(driver, [folder], str(cache))
         source = library.source("mine", {})
         with caplog.at_level(logging.INFO, "pyrt"):
