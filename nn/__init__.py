@@ -4,6 +4,7 @@
 ``run``        a whole run in process: ``run(options) -> report``
 ``pipeline``   what it does once it is set up: train, evaluate, check, save
 ``options``    what a run is told
+``command_line`` the options as train.py reads them and --help shows them
 ``data``       data sets: embedded digits, MNIST, IDX files, npz files
 ``network``    layer sizes, activation and head
 ``reference``  the equations in NumPy: the truth that everything is compared with
@@ -25,5 +26,7 @@
 ``evaluation`` losses and precisions of a set
 ``check``      this run against the reference
 ``report``     what a run tells afterwards
+``console``    what it tells while it goes on
+``tables``     tables as wide as the terminal
 ============== =====================================================================
 """

@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str]) -> Options:
         "train.py",
         "Train a fully connected network on GPUs, split over MPI ranks.",
         epilog="Example: mpirun -n 4 python train.py --hidden 512 --batch 3000",
-        usage="mpirun -n RANKS python train.py [OPTION ..]",
+        usage="train.py [OPTION ..]",
         other_names=OTHER_NAMES,
     )
     parser.add_argument(
