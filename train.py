@@ -27,18 +27,21 @@ def main(job: Job) -> int:
     phases.charge("start Python and MPI", time.perf_counter())
     with phases.phase("import packages"):
         # Only now: NumPy's BLAS takes the number of threads that the job has set.
-        from nn.options import parse
+        from nn.command_line import parse
+        from nn.files import STDOUT
         from pyrt.devices import wake
     with contextlib.ExitStack() as stack:
         if job.rank > 0:  # only rank 0 prints
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with job.together():
             options = parse(sys.argv[1:])
+        if STDOUT in options.written.values() and job.rank == 0:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # what the run says
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
             from nn.console import Console
             from nn.run import run as train
-        console = Console(speaking=job.rank == 0)
+        console = Console(speaking=job.rank == 0, quiet=options.quiet)
         report = train(options, job, phases, console)
         with job.together():
             if job.rank == 0:
@@ -54,12 +57,13 @@ def conclude(report: Report, console: Console) -> None:
     from nn.report import phase_table
 
     if report.check is not None:
-        console.say(f"\n{report.check}")
-    console.say(f"\n{phase_table(report.phases)}\n")
+        show = console.say if report.check.passed else console.tell
+        show(f"\n{report.check}")
+    console.say(f"\n{phase_table(report.phases, console.width)}\n")
     if report.test is not None:
         if report.options["evaluate"]:
             console.say(report.test.table())
-        console.say(f"test precision {report.test.precision:.4f}")
+        console.tell(f"test precision {report.test.precision:.4f}")
 
 
 if __name__ == "__main__":

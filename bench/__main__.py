@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.program import Parser, require_gpu, start
+from bench.program import require_gpu, start
+from pyrt.arguments import Parser
 
 ON_ONE_GPU = ("gemm", "tiles", "kernels", "step")
 ON_SEVERAL = ("step", "exchange", "overlap", "plans")

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
-from bench.program import Parser
 from nn.console import Console
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job import Job, run
 

@@ -18,11 +18,12 @@ from tabulate import tabulate
 
 from bench import cublas
 from bench.cublas import MATHS, Cublas
-from bench.program import Parser, require_gpu, start
+from bench.program import require_gpu, start
 from bench.timing import ROUNDS, Times, alternate, repetition
 from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
 from nn.launches import Kernels
 from nn.required import required
+from pyrt.arguments import Parser
 from pyrt.clock import StreamClock, Work
 from pyrt.driver import Driver
 from pyrt.kernels import KernelLibrary

@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tabulate import tabulate
 
 from bench import exchange, step
-from bench.program import Parser, require_gpu
+from bench.program import require_gpu
 from bench.step import WARM_UP, Case, Ours, our_options, sleep_until_all_are_here, wrong_results
 from bench.timing import Times
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, agreed_by_some, run
 

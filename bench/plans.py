@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
-from bench.program import Parser, require_gpu
+from bench.program import require_gpu
 from bench.step import reason, sleep_until_all_are_here
 from bench.timing import Times
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job import Job, run
 

@@ -1,13 +1,12 @@
-"""What the programs of this folder share: one-line errors for people, and the GPU that they need."""
+"""What the programs of this folder share: errors of one line, and the GPU that they need."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from pyrt.errors import UserError, shown
+from pyrt.errors import UserError
 from pyrt.job import drop_output
 
 
@@ -15,21 +14,6 @@ class WrongResult(UserError):
     """What was to be timed computes something else."""
 
     code = 1
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors."""
-
-    def __init__(self, program: str, description: str | None) -> None:
-        super().__init__(
-            prog=program,
-            description=description,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{shown(message)} (--help lists the options)")
 
 
 def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:

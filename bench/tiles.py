@@ -17,7 +17,7 @@ import numpy as np
 from tabulate import tabulate
 
 from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
-from bench.program import Parser, require_gpu, start
+from bench.program import require_gpu, start
 from bench.timing import Times, alternate, repetition
 from nn.gemm_versions import TENSOR_ARCHITECTURES, version_for
 from nn.tensor_cores import (
@@ -30,6 +30,7 @@ from nn.tensor_cores import (
     predicted,
     tensor_product,
 )
+from pyrt.arguments import Parser
 from pyrt.clock import StreamClock
 from pyrt.kernels import Constants, KernelLibrary, Launch
 

@@ -4,6 +4,7 @@
 ``run``        a whole run in process: ``run(options) -> report``
 ``pipeline``   what it does once it is set up: train, evaluate, check, save
 ``options``    what a run is told
+``command_line`` the options as train.py reads them and --help shows them
 ``data``       data sets: embedded digits, MNIST, IDX files, npz files
 ``held_out``   which rows of the training set validate
 ``network``    layer sizes, activation and head
@@ -26,5 +27,7 @@
 ``evaluation`` loss, precision and recalls of a set
 ``check``      this run against the reference
 ``report``     what a run tells afterwards
+``console``    what it tells while it goes on
+``tables``     tables as wide as the terminal
 ============== =====================================================================
 """

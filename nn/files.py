@@ -15,6 +15,9 @@ from numpy.lib import format as npy
 
 from pyrt.errors import UserError, shown
 
+STDOUT = Path("/dev/stdout")
+"""In the place of a file: standard output, which then takes nothing else."""
+
 BEGUN = ".writing-"
 """Before the name of a file that is not whole yet: one that a killed process has left."""
 
@@ -24,6 +27,8 @@ _CHUNK = 1 << 22
 
 def require_writable(option: str, path: Path) -> None:
     """UserError where ``path`` cannot be written; nothing is left behind, no folder is made."""
+    if path == STDOUT:
+        return
     with writing(option, path):
         if path.is_dir():
             raise UserError(f"{option} {shown(path)}: is a folder: name a file in it")
@@ -39,7 +44,14 @@ def require_writable(option: str, path: Path) -> None:
 
 
 def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write through a temporary file beside ``path`` and rename it: readers see all of it or the old one."""
+    """Write through a temporary file beside ``path`` and rename it: readers see all of it or the old one.
+
+    To STDOUT as it comes; what fails there is raised as it is, as by print.
+    """
+    if path == STDOUT:
+        with open(os.dup(1), "wb") as file:
+            write(file)
+        return
     path = Path(os.path.realpath(path))  # through a symbolic link, not in its place
     with writing(option, path):
         prefix = f"{BEGUN}{path.name}"[:40]

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 
-from tabulate import tabulate
-
 from nn import placement
 from nn.launches import Kernels
 from nn.machine import Machine, Ways
@@ -21,6 +19,7 @@ from nn.plan import RankPart
 from nn.plan.paper import PaperDriver
 from nn.problem import Problem
 from nn.setup import set_up
+from nn.tables import table
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
@@ -81,15 +80,15 @@ class Needs:
         """The sum of a column."""
         return sum(getattr(line, name) for line in self.lines)
 
-    def table(self) -> str:
-        """For people, in MB."""
+    def table(self, width: int | None = None) -> str:
+        """For people, in MB, in lines of at most ``width`` characters (None: with all columns)."""
         total = Line("total", **{name: self.column(name) for name in (*_COLUMNS, "pinned")})
         rows = [
             [line.name, *(_megabytes(getattr(line, name)) for name in (*_COLUMNS, "device", "pinned"))]
             for line in (*self.lines, total)
         ]
         headers = ["MB", *_COLUMNS, "device", "pinned host"]
-        return tabulate(rows, headers=headers, floatfmt=".3f")
+        return table(headers, rows, ["", *[".3f"] * (len(headers) - 1)], _COLUMNS[::-1], width)
 
 
 def _megabytes(nbytes: int) -> float | None:

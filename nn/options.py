@@ -1,10 +1,9 @@
-"""What a run is told: the options with their defaults and limits, and the command line that fills them."""
+"""What a run is told: the options with their defaults, limits and help. `nn/command_line.py` reads them."""
 
 # ruff: noqa: RUF009 (_option is dataclasses.field, with immutable defaults)
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import os
@@ -12,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,9 @@ ERRORS = STOP, WARN = ("stop", "warn")
 """What to do when a checkpoint cannot be written."""
 
 DTYPES = ("float32", "float64")
+
+WRITTEN = ("save", "json", "predictions", "save_plan")
+"""The options whose file the run writes; any one of them may be standard output (nn/files.py)."""
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 5e-3, "bf16": 5e-2}
 """Relative max norm up to which ``--check`` calls parameters equal, by dtype, in float32 by ``--math``."""
@@ -50,22 +52,30 @@ class Options:
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
     hidden: tuple[int, ...] = _option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
-    activation: str = _option("sigmoid", "of the hidden layers", choices=ACTIVATIONS)
-    head: str = _option("softmax", "softmax, or sigmoid for each class, with cross-entropy", choices=HEADS)
+    activation: str = _option("sigmoid", "activation of the hidden layers", choices=ACTIVATIONS)
+    head: str = _option(
+        "softmax", "output layer: softmax, or sigmoid for each class; both with cross-entropy", choices=HEADS
+    )
     reg: float = _option(1e-4, "L2 regularisation of the weights", "X")
     batch: int = _option(3000, "samples a step, over all ranks", "N")
-    epochs: int = _option(70, "passes over the training samples", "N")
+    epochs: int = _option(
+        70, "passes over the training samples; 0: score and save the initial parameters", "N"
+    )
     lr: float = _option(1.0, "learning rate", "X")
-    momentum: float = _option(0.0, "of the gradient descent", "X")
-    dtype: str = _option("float32", "of all arithmetic", choices=DTYPES)
-    device: str = _option("auto", "auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES)
+    momentum: float = _option(0.0, "momentum of gradient descent", "X")
+    dtype: str = _option("float32", "type of all arithmetic", choices=DTYPES)
+    device: str = _option(
+        "auto", "where to compute; auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES
+    )
     sanitize: bool = _option(False, "on the emulated device: check accesses, races, barriers and copies")
     order_seed: int | None = _option(
         None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
     )
     share_gpus: bool = _option(False, "let ranks share a GPU where there are more ranks than GPUs")
     data: str = _option(
-        "embedded", "embedded, mnist (downloaded once), a folder of IDX files, an .npz file", "SOURCE"
+        "embedded",
+        "data set: embedded, mnist (downloaded once), a folder of IDX files, an .npz file",
+        "SOURCE",
     )
     samples: int | None = _option(None, "training samples an epoch, repeated where there are fewer", "N")
     classes: int | None = _option(
@@ -78,8 +88,8 @@ class Options:
         choices=held_out.SPLITS,
     )
     shuffle: bool = _option(True, "shuffle the training samples every epoch")
-    seed: int = _option(0, "of initial weights, shuffling and --val-split", "N")
-    pixel_scale: float = _option(255.0, "pixels are divided by it (1: raw pixels)", "X")
+    seed: int = _option(0, "seed of initial weights, shuffling and --val-split", "N")
+    pixel_scale: float = _option(255.0, "divisor of the pixels (1: raw pixels)", "X")
     init: Path | None = _option(None, "initial parameters W1, b1, ... from an .npz file", "FILE")
     save: Path | None = _option(None, "write the trained parameters to an .npz file", "FILE")
     evaluate: bool = _option(False, "train nothing: score the test set with the parameters of --init")
@@ -99,9 +109,16 @@ class Options:
     )
     check: bool = _option(False, "train the NumPy reference too and compare the parameters")
     tolerance: float | None = _option(
-        None, "of --check, relative max norm (1e-4; 1e-11 in float64; 5e-3, 5e-2 with --math tf32, bf16)", "X"
+        None,
+        "relative max norm that --check allows (default: 1e-4; 1e-11 in float64; 5e-3, 5e-2 with --math "
+        "tf32, bf16)",
+        "X",
     )
-    gemm: str = _option("auto", "version of the matrix product on a GPU", choices=("auto", *GEMM_VERSIONS))
+    gemm: str = _option(
+        "auto",
+        "version of the matrix product, where kernels compute it; auto: the fastest",
+        choices=("auto", *GEMM_VERSIONS),
+    )
     math: str = _option(
         "float32",
         "accuracy of products on tensor cores: float32's; operands of 11 to 16 bits (tf32); of 8 (bf16, "
@@ -129,7 +146,7 @@ class Options:
     )
     placement: str = _option(
         "auto",
-        "of the training set: resident on the device, or streamed to it; auto: resident where it fits",
+        "place of the training set: resident on the device, or streamed to it; auto: resident where it fits",
         choices=placement.CHOICES,
     )
     graph: bool = _option(
@@ -142,8 +159,11 @@ class Options:
         "layer by layer; an error if it does not fit",
     )
     print_every: int | None = _option(None, "print the loss every N steps", "N")
+    quiet: bool = _option(False, "print warnings, errors and the last line alone")
     profile: bool = _option(False, "wait for device and ranks at every phase, to see each phase's own time")
-    json: Path | None = _option(None, "write all that is printed, and more, to a JSON file", "FILE")
+    json: Path | None = _option(
+        None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
+    )
 
     def __post_init__(self) -> None:
         if not self.hidden:
@@ -187,18 +207,16 @@ class Options:
         if self.checkpoint is None:
             for name in ("resume", "checkpoint_every", "keep", "checkpoint_errors"):
                 if getattr(self, name) != getattr(Options, name):
-                    raise UserError(f"{_flag(name)}: goes with --checkpoint DIR")
+                    raise UserError(f"{flag(name)}: goes with --checkpoint DIR")
         if self.evaluate and self.checkpoint:
             raise UserError(
                 "--evaluate trains nothing: leave out --checkpoint; --init takes a checkpoint's file"
             )
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
-        files = [
-            path for path in (self.save, self.json, self.predictions, self.save_plan) if path is not None
-        ]
+        files = self.written.values()
         if len(set(map(os.path.realpath, files))) < len(files):
-            raise UserError("--save, --json, --predictions, --save-plan: name a file of its own for each")
+            raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
         if self.grid is not None and self.plan != "model":
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
@@ -218,6 +236,11 @@ class Options:
         return count * batches if self.checkpoint_every.endswith("ep") else count
 
     @property
+    def written(self) -> dict[str, Path]:
+        """The files that the run is to write, by option."""
+        return {name: getattr(self, name) for name in WRITTEN if getattr(self, name) is not None}
+
+    @property
     def check_tolerance(self) -> float:
         accuracy = self.math if self.dtype == "float32" else self.dtype
         return self.tolerance if self.tolerance is not None else TOLERANCES[accuracy]
@@ -229,7 +252,7 @@ class Options:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         files = {field.name for field in dataclasses.fields(self) if field.type == "Path | None"}
         return {
-            _flag(name): str(value if name not in files else "given" if value is not None else "not given")
+            flag(name): str(value if name not in files else "given" if value is not None else "not given")
             for name, value in values.items()
             if name != "data"
         }
@@ -255,65 +278,9 @@ def _is_positive(value: float | None) -> bool:
 
 def _require(name: str, value: object, holds: bool | np.bool, what: str) -> None:
     if not holds:
-        raise UserError(f"{_flag(name)} {value}: must be {what}")
+        raise UserError(f"{flag(name)} {value}: must be {what}")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Name the option of a field as the command line has it."""
     return f"--{name.replace('_', '-')}"
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{shown(message)} (--help lists the options)")
-
-
-def parse(arguments: Sequence[str]) -> Options:
-    """Options from a command line; UserError for what it does not understand."""
-    parser = _Parser(
-        prog="train.py",
-        description="Train a fully connected network on GPUs, split over MPI ranks.",
-        epilog="Example: mpirun -n 4 python train.py --hidden 512 --batch 3000",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for field in dataclasses.fields(Options):
-        _add(parser, field)
-    return Options(**vars(parser.parse_args(arguments)))
-
-
-def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
-    flag, settings = _flag(field.name), {"default": field.default, "help": field.metadata["help"]}
-    if isinstance(field.default, bool):
-        action = argparse.BooleanOptionalAction if field.default else "store_true"
-        parser.add_argument(flag, action=action, **settings)
-    elif field.metadata["choices"]:
-        parser.add_argument(flag, choices=field.metadata["choices"], **settings)
-    else:
-        parser.add_argument(flag, type=_TYPES[str(field.type)], metavar=field.metadata["metavar"], **settings)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.split(","))
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise ValueError
-    return Path(text)
-
-
-_path.__name__ = "file name"
-_sizes.__name__ = "list of whole numbers"  # argparse names the type in its error
-
-_TYPES: dict[str, Any] = {
-    "tuple[int, ...]": _sizes,
-    "int": int,
-    "int | None": int,
-    "float": float,
-    "float | None": float,
-    "str": str,
-    "str | None": str,
-    "Path | None": _path,
-}

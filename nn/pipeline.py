@@ -70,7 +70,7 @@ class Pipeline:
     def _preempted(self, progress: Progress, written: int) -> Report:
         """The run stops after these steps; the newest checkpoint is after those that are ``written``."""
         where = "" if written == progress.step else f" from step {written}"
-        self._console.say(
+        self._console.tell(
             f"preempted at step {progress.step} of {self._schedule.steps}: "
             f"the same command with --resume goes on{where}"
         )

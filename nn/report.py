@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from nn.check import Check
 from nn.evaluation import Scores
 from nn.files import write_whole
 from nn.memory import Needs
 from nn.problem import Problem
 from nn.progress import Epoch
+from nn.tables import table
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
 
@@ -76,7 +75,7 @@ class Report:
         """All of it, in one JSON object; whole or not at all."""
         content = {**asdict(self), "wall": self.wall, "passed": self.passed}
         text = json.dumps(content, indent=1, allow_nan=False)
-        write_whole("--json", path, lambda file: file.write(text.encode()))
+        write_whole("--json", path, lambda file: file.write(f"{text}\n".encode()))
 
 
 def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
@@ -106,9 +105,10 @@ def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
     )
 
 
-def phase_table(rows: Sequence[PhaseRow]) -> str:
-    """The per-phase table."""
+def phase_table(rows: Sequence[PhaseRow], width: int | None = None) -> str:
+    """The per-phase table, in lines of at most ``width`` characters (None: with all columns)."""
     headers = ["phase", "calls", "host self ms", "device ms", "mean us", "share %", "min ms", "max ms"]
+    dispensable = ["min ms", "max ms", "mean us", "share %", "calls", "device ms"]
     body = [
         [
             row.name,
@@ -125,7 +125,7 @@ def phase_table(rows: Sequence[PhaseRow]) -> str:
     total = sum(row.host for row in rows) * 1e3
     body.append(["total (wall)", None, total, None, None, 100.0, None, None])
     formats = ("", "d", ".2f", ".2f", ".1f", ".1f", ".2f", ".2f")
-    return tabulate(body, headers=headers, floatfmt=formats, intfmt="d")
+    return table(headers, body, formats, dispensable, width)
 
 
 def header(environment: dict[str, Any], problem: Problem) -> list[str]:
@@ -149,6 +149,8 @@ def header(environment: dict[str, Any], problem: Problem) -> list[str]:
         if schedule.batch < options.batch:
             plan += f" (--batch {options.batch} is more than the training set: one batch an epoch)"
         plan += f", learning rate {options.lr:g}, momentum {options.momentum:g}, reg {options.reg:g}"
+        if not schedule.epochs:
+            plan = "none: --epochs 0 leaves the initial parameters as they are"
         lines.append(("training", plan))
         lines.append(("batches", _batches(environment)))
     return [f"{word:9s} {text}" for word, text in lines]

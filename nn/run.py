@@ -26,7 +26,7 @@ from nn.machine import Machine, Ways
 from nn.memory import Needs, Pool, fit, largest
 from nn.mma import MMA_TERMS
 from nn.model import initial_parameters
-from nn.options import Options
+from nn.options import Options, flag
 from nn.pipeline import Pipeline
 from nn.plan import Plan, RankPart, files
 from nn.plan.choice import AUTO, choose_plan, fastest_plan
@@ -62,7 +62,7 @@ def run(
     if options.checkpoint is not None:
         defer_stops()
     _require_alike(options, job)
-    with closing(_past(options, job, phases, console)) as past:
+    with console.saying_log(), closing(_past(options, job, phases, console)) as past:
         with job.together():
             if job.rank == 0:
                 _require_writable_files(options)
@@ -74,7 +74,7 @@ def _past(options: Options, job: Job, phases: Phases, console: Console) -> Past:
     if options.checkpoint is None:
         return Past(job)
     with phases.phase("load checkpoint"):
-        return open_past(options.checkpoint, options, job, lambda line: console.say(f"warning: {line}"))
+        return open_past(options.checkpoint, options, job, console.warn)
 
 
 def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: Console) -> Report:
@@ -84,7 +84,7 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     if device.warning:
-        console.say(f"warning: {device.warning}")
+        console.warn(device.warning)
     try:
         phases.use_device(device.driver)
         if options.profile:
@@ -131,13 +131,11 @@ def _require_alike(options: Options, job: Job) -> None:
 
 
 def _require_writable_files(options: Options) -> None:
-    for name in ("save", "json", "predictions", "save_plan"):
-        path = getattr(options, name)
-        if path is not None:
-            option = f"--{name.replace('_', '-')}"
-            if options.checkpoint is not None and is_own_file(options.checkpoint, path):
-                raise UserError(f"{option} {shown(path)}: belongs to --checkpoint: name another place")
-            require_writable(option, path)
+    for name, path in options.written.items():
+        option = flag(name)
+        if options.checkpoint is not None and is_own_file(options.checkpoint, path):
+            raise UserError(f"{option} {shown(path)}: belongs to --checkpoint: name another place")
+        require_writable(option, path)
 
 
 def _load(
@@ -238,9 +236,9 @@ def _show(environment: dict[str, Any], needs: Needs, pools: Sequence[Pool], cons
     """What --memory is for."""
     for line in environment["header"]:
         console.say(line)
-    console.say(f"\nmemory of rank {needs.rank}, of those that need most\n\n{needs.table()}\n")
+    console.tell(f"\nmemory of rank {needs.rank}, of those that need most\n\n{needs.table(console.width)}\n")
     for pool in pools:
-        console.say(pool.said())
+        console.tell(pool.said())
 
 
 def _kernels(
@@ -282,6 +280,11 @@ def _with_common_gemm(options: Options, job: Job, driver: Driver) -> Options:
 
 def _require_gemm(options: Options, driver: Driver) -> None:
     what = f"{driver.name}, {driver.device_name}"
+    if options.gemm != "auto" and not driver.has_kernels:
+        raise UserError(
+            f"--gemm {options.gemm}: needs kernels, and {what}, runs none: use --device cuda or "
+            "emulated, or leave it out"
+        )
     if driver.has_kernels and not runs_gemm(options.gemm, driver.architecture):
         raise UserError(f"--gemm {options.gemm}: {what}, has no such tensor cores: use --gemm auto")
     version = _gemm_version(options, driver)

@@ -9,7 +9,12 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import pyrt
+
 ROOT = Path(__file__).resolve().parents[1]
+
+UNKNOWN = "unknown: no git"
+"""The revision of a folder that is no git checkout."""
 
 
 @cache
@@ -29,14 +34,20 @@ def packages(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def version() -> str:
+    """Name this release, and the revision where git knows it: pyrt 0.1.0, revision 0123456789ab."""
+    commit = revision()
+    return f"pyrt {pyrt.__version__}" + ("" if commit == UNKNOWN else f", revision {commit}")
+
+
 def revision() -> str:
     """The commit, and which changes to it there are: results are of this code alone."""
     if _git("rev-parse", "--show-toplevel") != str(ROOT):  # what is around it says nothing of it
-        return "unknown: no git"
+        return UNKNOWN
     commit, changes = _git("rev-parse", "--short=12", "HEAD"), _git("diff", "HEAD")
     if changes:
         commit += f" and changes {hashlib.sha256(changes.encode()).hexdigest()[:8]}"
-    return commit or "unknown: no git"
+    return commit or UNKNOWN
 
 
 def _git(*words: str) -> str:

@@ -16,6 +16,8 @@ nothing of neural networks: bring kernels of your own.
 ``graphs``     launches and copies captured once, replayed with one call; their phases
 ``clock``      how long work takes on a device, by events around it
 ``phases``     NVTX ranges, host and device times by name
+``log``        a line before work that takes seconds
+``arguments``  command lines: mistakes in one line, with what was meant
 ``started``    when this process and its mpirun began
 ``exchange``   sums of gradients over ranks, and the update that follows
 ``probe``      a job of its own: does this MPI take device buffers, here?
@@ -26,3 +28,5 @@ nothing of neural networks: bring kernels of your own.
 This module imports nothing, so that a program can start MPI and bound its BLAS threads (``pyrt.job``)
 before NumPy loads.
 """
+
+__version__ = "0.1.0"

@@ -29,6 +29,7 @@ from pyrt.driver import Driver, FunctionHandle, ModuleHandle, StreamHandle
 from pyrt.errors import UserError
 from pyrt.job import undisturbed
 from pyrt.kernel_signatures import Signature, read_kernels
+from pyrt.log import log
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 """The project's own kernels."""
@@ -226,13 +227,20 @@ class KernelLibrary:
         return with_constants(flatten(self._path(file), self.directories), constants)
 
     def compile(self, wanted: Iterable[tuple[str, Constants]]) -> None:
-        """Fill the cache with these (file, constants), side by side, each once.
+        """Fill the cache with these (file, constants), side by side, each once. Logs how many are missing.
 
         To be called on one rank a node before the others load. Raises UserError with nvcc's words.
         """
-        jobs = dict.fromkeys((file, self.source(file, constants)) for file, constants in wanted)
+        jobs = list(dict.fromkeys((file, self.source(file, constants)) for file, constants in wanted))
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda job: self._compile(*job), jobs))
+            kept = pool.map(lambda job: self.driver.is_compiled(job[1], self.cache_dir), jobs)
+            missing = [job for job, is_kept in zip(jobs, kept, strict=True) if not is_kept]
+            if missing:
+                what = f"{len(missing)} kernel file{'s' if len(missing) > 1 else ''}"
+                log.info(
+                    f"compiling {what} for {self.driver.architecture} (not in the cache yet; some seconds)"
+                )
+            list(pool.map(lambda job: self._compile(*job), missing))
 
     def _compile(self, file: str, source: str) -> None:
         try:

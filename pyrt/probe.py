@@ -9,10 +9,11 @@ exchange `device` works here.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
+import sys
 
+from pyrt.arguments import Parser
 from pyrt.job import Job, run
 
 
@@ -22,15 +23,14 @@ def main(job: Job) -> int:
     from pyrt.errors import UserError
     from pyrt.tries import Tries
 
-    parser = argparse.ArgumentParser("python -m pyrt.probe", description="Does this MPI take device buffers?")
+    parser = Parser("python -m pyrt.probe", __doc__)
     parser.add_argument("--device", choices=CHOICES, default="auto", help="as for train.py")
     parser.add_argument("--share-gpus", action="store_true", help="let ranks share a GPU")
     with contextlib.ExitStack() as stack:
         if job.rank > 0:  # only rank 0 prints
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        options = parser.parse_args()
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        with job.together():
+            options = parser.parse_args(sys.argv[1:])
     with job.together():
         if job.size < 2:
             raise UserError("one rank has nobody to talk to: start two, mpirun -n 2 python -m pyrt.probe")

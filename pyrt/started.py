@@ -38,9 +38,33 @@ def launched_from_terminal() -> bool:
     """Whether a person watches: the standard error of the launcher, which passes on this process's, is a
     terminal."""
     try:
-        return os.readlink(f"/proc/{_launcher()}/fd/2").startswith(("/dev/pts/", "/dev/tty"))
+        return _is_terminal(2)
     except OSError:
         return os.isatty(2)
+
+
+def terminal_columns(descriptor: int) -> int | None:
+    """Find the width of the terminal that is the launcher's standard output (1) or error (2), as the launcher
+    passes on what this process writes there. None where it is no terminal."""
+    try:
+        if not _is_terminal(descriptor):
+            return None
+        terminal = os.open(_path(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        try:
+            return os.get_terminal_size(terminal).columns or None
+        finally:
+            os.close(terminal)
+    except OSError:
+        return None
+
+
+def _is_terminal(descriptor: int) -> bool:
+    return os.readlink(_path(descriptor)).startswith(("/dev/pts/", "/dev/tty"))
+
+
+def _path(descriptor: int) -> str:
+    """The name that a file of the launcher has for all processes."""
+    return f"/proc/{_launcher()}/fd/{descriptor}"
 
 
 def _launcher() -> int:

@@ -3,7 +3,8 @@
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
 Warnings are errors, and so are registers spilled to memory and what ptxas calls a performance loss: products
-on tensor cores that wait for each other. Prints a line per file; exits 1 if anything failed.
+on tensor cores that wait for each other. Compiles on all cores, and prints a line for each file as soon as
+all of it is compiled; exits 1 if anything failed.
 """
 
 import os
@@ -11,19 +12,25 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tabulate import tabulate
+from tqdm import tqdm
 
 from pyrt.driver.nvcc import options
 from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_constants
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
+COLUMNS = "{:16s} {:>8s}  {:18s} {:>9s} {:>7s} {:>9s} {:>4s}"
+"""The format of a line."""
+
 FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
 """Beside those with which kernels run."""
 
@@ -69,39 +76,49 @@ def main(arguments: list[str]) -> int:
     if not files:
         print(f"kernels: error: no .cu file in {KERNELS}", file=sys.stderr)
         return 1
-    jobs = [
+    jobs = {file: jobs_of(file) for file in dict.fromkeys(files)}
+    count, cores, start = sum(map(len, jobs.values())), len(os.sched_getaffinity(0)), time.perf_counter()
+    print(f"{count} compilations of {len(jobs)} files, {cores} at a time", flush=True)
+    print(COLUMNS.format("file", "variants", "architectures", "registers", "spilled", "failed", "s"))
+    all_well = True
+    with ThreadPoolExecutor(cores) as pool:
+        compiling = pool.map(lambda job: compile_one(*job), (job for each in jobs.values() for job in each))
+        results = iter(tqdm(compiling, total=count, leave=False, disable=None))
+        for file in jobs:
+            of_file = list(islice(results, len(jobs[file])))
+            all_well &= tell(file, of_file, time.perf_counter() - start)
+    return 0 if all_well else 1
+
+
+def jobs_of(file: Path) -> list[tuple[Path, dict[str, str], str]]:
+    """What `compile_one` is to be given for all of a file."""
+    return [
         (file, constants, architecture)
-        for file in files
         for constants in all_constants(flatten(file, [KERNELS]))
         for architecture in architectures(file.read_text()) or ARCHITECTURES
     ]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        results = list(pool.map(lambda job: compile_one(*job), jobs))
 
-    rows = []
-    for file in files:
-        of_file = [result for result in results if result.file == file]
-        failed = sum(bool(result.errors) for result in of_file)
-        rows.append(
-            {
-                "file": file.name,
-                "variants": len({result.variant for result in of_file}),
-                "architectures": " ".join(dict.fromkeys(result.architecture for result in of_file)),
-                "registers": max(result.registers for result in of_file),
-                "spilled bytes": max(result.spilled for result in of_file),
-                "failed": f"{failed} of {len(of_file)}" if failed else "-",
-            }
-        )
-    print(tabulate(rows, headers="keys"))
 
+def tell(file: Path, results: Sequence[Compiled], seconds: float) -> bool:
+    """Print the line of a file, and what is wrong with it; whether all is well."""
     bad = [result for result in results if result.errors or result.spilled]
-    for file in dict.fromkeys(result.file for result in bad):
-        # The first of each file will do: the others mostly say the same.
-        first = next(result for result in bad if result.file == file)
+    failed = sum(bool(result.errors) for result in results)
+    line = COLUMNS.format(
+        file.name,
+        str(len({result.variant for result in results})),
+        " ".join(dict.fromkeys(result.architecture for result in results)),
+        str(max(result.registers for result in results)),
+        str(max(result.spilled for result in results)),
+        f"{failed} of {len(results)}" if failed else "-",
+        f"{seconds:.0f}",
+    )
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+    for first in bad[:1]:  # the others mostly say the same
         what = " ".join(filter(None, (file.name, first.variant, first.architecture)))
         message = first.errors or f"{first.spilled} bytes of registers spilled to memory"
-        print(f"\nkernels: error: {what}:\n{message}", file=sys.stderr)
-    return 1 if bad else 0
+        tqdm.write(f"\nkernels: error: {what}:\n{message}\n", file=sys.stderr)
+    return not bad
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.baselines.torch_step import Place, find_place
 from bench.exchange import repetitions
-from bench.program import Parser, WrongResult, start
+from bench.program import WrongResult, start
 from bench.timing import ROUNDS, WARM_UP, Times
+from pyrt.arguments import Parser
 
 try:
     import torch

@@ -17,8 +17,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.baselines.torch_step import Place, find_place
-from bench.program import Parser, start
+from bench.program import start
 from bench.timing import Times
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 
 try:

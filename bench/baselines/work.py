@@ -15,10 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from bench.program import Parser, WrongResult
+from bench.program import WrongResult
 from bench.timing import Times, wall
 from nn import reference
 from nn.reference import Arrays
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 
 SIZES = (784, 512, 10)

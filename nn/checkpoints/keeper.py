@@ -114,5 +114,5 @@ class Keeper:
             with self._job.together():
                 raise UserError(f"{message} (--checkpoint-errors {WARN} goes on without)")
         if message:
-            self._console.say(f"warning: {message}; training goes on")
+            self._console.warn(f"{message}; training goes on")
         return not message

@@ -10,6 +10,7 @@ from nn.data.download import Failed, download
 from pyrt import cache
 from pyrt.cache import cache_folder
 from pyrt.errors import UserError, shown
+from pyrt.log import log
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -38,6 +39,8 @@ def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) ->
 
     pooch.get_logger().setLevel("ERROR")
     folder = cache_folder("mnist")
+    if not all((folder / name).is_file() for name in files):
+        log.info(f"downloading into {shown(folder)} (once)")
     retrieve = partial(pooch.retrieve, path=folder, downloader=download)
     queue = deque(mirrors)
     for name, checksum in files.items():

@@ -23,8 +23,9 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from pyrt.arguments import Parser
 from pyrt.errors import UserError, shown
 from pyrt.job import Job, run
 
@@ -32,41 +33,36 @@ if TYPE_CHECKING:  # at run time only once MPI has started
     from nn.plan.rates import Rates
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{shown(message)} (--help lists the options)")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; UserError for what makes no sense."""
+    from nn.command_line import OTHER_NAMES, file_name, written_file
     from nn.options import DTYPES
     from pyrt import devices, exchange
 
-    parser = _Parser(
-        "python -m nn.plan",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m nn.plan", __doc__, other_names=OTHER_NAMES)
     add = parser.add_argument
-    add("--hidden", type=_sizes, default=(512,), metavar="N[,N...]", help="units of the hidden layers")
-    add("--inputs", type=_count, default=784, metavar="N", help="pixels of an image (default: 784)")
-    add("--classes", type=_count, default=10, metavar="N", help="(default: 10)")
-    add("--batch", type=_count, default=3000, metavar="N", help="samples a step, over all ranks")
-    add("--ranks", type=_count, metavar="P", help="GPUs (default: the ranks of this job)")
     add(
-        "--rates",
-        type=Path,
-        metavar="FILE",
-        help="of a machine (default: measure this one)",
+        "--hidden",
+        type=_sizes,
+        default=(512,),
+        metavar="N[,N...]",
+        help="units of the hidden layers (default: 512)",
     )
-    add("--save-rates", type=Path, metavar="FILE", help="write the rates to a JSON file, for --rates")
-    add("--save", type=Path, metavar="FILE", help="write the best plan to a JSON file, for train.py --plan")
+    add("--inputs", type=_count, default=784, metavar="N", help="pixels of an image (default: 784)")
+    add("--classes", type=_count, default=10, metavar="N", help="classes of the labels (default: 10)")
+    add("--batch", type=_count, default=3000, metavar="N", help="samples a step (default: 3000)")
+    add("--ranks", type=_count, metavar="P", help="GPUs (default: the ranks of this job)")
+    add("--rates", type=file_name, metavar="FILE", help="rates of a machine (default: measure this one)")
+    add("--save-rates", type=written_file, metavar="FILE", help="write the rates, as JSON for --rates")
+    add("--save", type=written_file, metavar="FILE", help="write the best plan, as JSON for train.py --plan")
     add("--operations", action="store_true", help="print each operation and move of the best plan too")
-    add("--dtype", choices=DTYPES, help="of all arithmetic (default: float32, or that of the rates)")
-    add("--device", choices=devices.CHOICES, default="auto", help="to measure, as for train.py")
+    add("--dtype", choices=DTYPES, help="type of all arithmetic (default: float32, or that of the rates)")
+    add(
+        "--device",
+        choices=devices.CHOICES,
+        default="auto",
+        help="to measure, as for train.py (default: auto)",
+    )
     add("--share-gpus", action="store_true", help="to measure, as for train.py")
     add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
     add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
@@ -124,7 +120,8 @@ def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
 
 
 def main(job: Job) -> int:
-    from nn.files import require_writable
+    from nn.console import Console
+    from nn.files import STDOUT, require_writable
     from nn.network import Network
     from nn.plan import files
     from nn.plan.paper import Task
@@ -136,12 +133,16 @@ def main(job: Job) -> int:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with job.together():
             wanted = parse(sys.argv[1:])
+            if STDOUT in (wanted.save, wanted.save_rates) and job.rank == 0:
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             ranks = wanted.ranks or job.size
             network = Network((wanted.inputs, *wanted.hidden, wanted.classes), "sigmoid", "softmax")
             for option, path in (("--save", wanted.save), ("--save-rates", wanted.save_rates)):
                 if path is not None and job.rank == 0:
                     require_writable(option, path)
-        rates = rates_of(wanted, job)
+        console = Console(speaking=job.rank == 0)
+        with console.saying_log():
+            rates = rates_of(wanted, job)
         with job.together():
             if job.rank == 0:
                 task = Task(network, wanted.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
@@ -151,9 +152,9 @@ def main(job: Job) -> int:
                     files.save(wanted.save, best)
                 if wanted.save_rates is not None:
                     rates.save("--save-rates", wanted.save_rates)
-                print(table(search, best))
+                print(table(search, best, console.width))
                 if wanted.operations:
-                    print(operations_table(search, best))
+                    print(operations_table(search, best, console.width))
     return 0
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tabulate import tabulate
-
+from nn import tables
 from nn.plan import Plan
 from nn.plan.cost import Cost, Costing
 from nn.plan.paper import on_paper
@@ -18,28 +17,29 @@ MOST_GRIDS = 6
 FORK_AND_JOIN = "fork and join"
 
 
-def table(search: Search, best: Plan) -> str:
+def table(search: Search, best: Plan, width: int | None = None) -> str:
     """A row for the plans that people would think of, for the best, and for a fork and a join around every
-    product; then the best in words."""
+    product; then the best in words. ``width``: as `nn.tables.table` has it."""
     rows = [_row(search, name, cost) for name, cost in costs(search, best)]
     headers = [
         *("plan", "GFLOP", "MB sent", "messages", "weights, gradients MB", "activations MB"),
         *("us", "most of it"),
     ]
     formats = ("", ".2f", ".2f", ".0f", ".1f", ".1f", ".0f", "")
+    dispensable = ["messages", "GFLOP", "activations MB", "weights, gradients MB", "MB sent"]
     task, rates = search.task, search.rates
     lines = [
         f"A step of {task.network}, batch {task.batch}, {task.dtype}, on {search.ranks} rank(s) of "
         f"{shown(rates.device.name)}: predicted, of the rank that has most to do",
         f"rates: {shown(rates.about)}",
-        tabulate(rows, headers=headers, floatfmt=formats),
+        tables.table(headers, rows, formats, dispensable, width),
         f"best: {best}",
     ]
     return "\n".join(lines)
 
 
-def operations_table(search: Search, plan: Plan) -> str:
-    """What the rank that has most to do does in a step, and with whom."""
+def operations_table(search: Search, plan: Plan, width: int | None = None) -> str:
+    """What the rank that has most to do does in a step, and with whom. ``width``: as for `table`."""
     lines = Costing(
         on_paper(search.task, plan, search.rates.device, exchange=search.rates.exchange), search.rates
     ).lines
@@ -55,7 +55,8 @@ def operations_table(search: Search, plan: Plan) -> str:
         for line in lines
     ]
     headers = ["operation", "GFLOP", "MB read, written", "MB sent", "messages", "us by itself"]
-    return tabulate(body, headers=headers, floatfmt=("", ".3f", ".2f", ".2f", ".0f", ".1f"))
+    formats = ("", ".3f", ".2f", ".2f", ".0f", ".1f")
+    return tables.table(headers, body, formats, ["messages", "MB read, written", "GFLOP", "MB sent"], width)
 
 
 def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:

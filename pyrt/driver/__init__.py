@@ -166,6 +166,9 @@ class Driver(Protocol):
         their 16-byte chunks permuted. On a GPU from sm_90 on.
         """
 
+    def is_compiled(self, source: str, cache_dir: str) -> bool:
+        """Whether the cache has the compiled source, whole; thread-safe."""
+
     def compile(self, source: str, cache_dir: str) -> None:
         """Put the compiled source into the cache, whole or not at all; thread-safe."""
 

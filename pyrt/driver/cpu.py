@@ -138,6 +138,9 @@ class CpuDriver:
     ) -> bytes:
         raise RuntimeError("the cpu device runs no kernels")
 
+    def is_compiled(self, source: str, cache_dir: str) -> bool:
+        raise RuntimeError("the cpu device runs no kernels")
+
     def compile(self, source: str, cache_dir: str) -> None:
         raise RuntimeError("the cpu device runs no kernels")
 

@@ -306,6 +306,9 @@ class CudaDriver:
         )
         return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
+    def is_compiled(self, source: str, cache_dir: str) -> bool:
+        return is_kept(self._cache_folder(source, cache_dir))
+
     def compile(self, source: str, cache_dir: str) -> None:
         # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever:
         # each source gets a folder of its own.

@@ -1,6 +1,7 @@
 """python3 -m experiments: which studies run, going on after a stop, the page of what is there."""
 
 import json
+import re
 
 import pytest
 
@@ -59,6 +60,25 @@ def test_a_study_goes_on_where_it_was_stopped(study, tmp_path, capsys):
     assert "Missing: 1 of its points: odd" in text
     assert "Missing: no GPU, size small" in text
     assert text.count("it was not run") == 1  # the other one
+
+
+@pytest.mark.parametrize(("period", "told"), [(0, ["1 of 2", "2 of 2"]), (3600, [])])
+def test_lines_say_how_far_a_study_is_where_there_is_no_terminal(
+    study, tmp_path, capsys, monkeypatch, period, told
+):
+    """As they go: before the first point, then at most one a period."""
+    monkeypatch.setattr(__main__, "PERIOD", period)
+    study.stop_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        main(["--out", str(tmp_path), "--size", "small", "one"])
+    assert capsys.readouterr().out.startswith("one          3 points to measure\n")
+    study.stop_at = None
+    main(["--out", str(tmp_path), "--size", "small", "one"])
+    start, *lines, end, drawing, page = capsys.readouterr().out.splitlines()
+    assert start == "one          2 points to measure"
+    assert [line.split(" points after ")[0].removeprefix("one").strip() for line in lines] == told
+    assert re.fullmatch(r"one          2 points in \d+ s, 1 were there", end)
+    assert (drawing, page.split(" is ")[0]) == ("drawing the page", "the page")
 
 
 def test_the_page_can_be_drawn_anew_from_what_was_measured(study, tmp_path):

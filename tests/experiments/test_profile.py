@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiments import jobs, profile, profile_figures
 from experiments.study import FAILED, Point, Row, Setup
-from nn.options import parse
+from nn.command_line import parse
 from pyrt.cache import VARIABLE
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nn.options import Options, parse
+from nn.command_line import parse
+from nn.options import Options
 from pyrt.errors import UserError
 
 COUNTS = ["batch", "samples", "classes", "print-every"]

@@ -80,6 +80,18 @@ def test_the_header_tells_the_threads_that_blas_takes(monkeypatch):
     assert any(line.endswith("7 BLAS thread(s) a rank") for line in environment["header"])
 
 
+@pytest.mark.parametrize(
+    ("device", "left_out"),
+    [(0.1, ["min ms", "max ms", "mean us", "share %"]), (None, ["device ms", "min ms", "max ms"])],
+)
+def test_the_table_fits_into_80_columns(device, left_out):
+    """With the longest name of a phase and the numbers of a long run. What the CPU has none of goes first."""
+    name = "evaluation images host -> device"
+    table = phase_table([PhaseRow(name, 123456, 1234.5, device, 0.01, 0.75, 1234.0, 1235.0)], 80)
+    assert max(map(len, table.splitlines())) <= 80
+    assert table.splitlines()[-1] == f"(no room for {', '.join(left_out)})"
+
+
 def test_the_rows_of_a_run_add_up_to_its_wall_time():
     """Nothing is counted twice, and only the way out of ``run`` not at all.
 

@@ -47,7 +47,7 @@ class Said(Console):
         super().__init__(speaking=False)
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         self.lines.append(line)
 
 

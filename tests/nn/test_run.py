@@ -576,6 +576,16 @@ def test_math_without_tensor_cores_is_an_error(driver, how):
         run(using(math="tf32", **how))
 
 
+@pytest.mark.parametrize("options", [{}, {"memory": True}, {"evaluate": True, "init": "w.npz"}])
+@pytest.mark.parametrize("gemm", GEMM_VERSIONS)
+def test_a_version_of_the_product_without_kernels_is_an_error(gemm, options):
+    """Whatever the run is for; NumPy has one product."""
+    with pytest.raises(
+        UserError, match=f"--gemm {gemm}: needs kernels, and cpu, .*, runs none: use --device"
+    ):
+        run(using(device="cpu", gemm=gemm, **options))
+
+
 @pytest.mark.parametrize("gemm", ["mma", "wgmma"])
 def test_tensor_cores_that_are_not_there_are_an_error(driver, monkeypatch, gemm):
     monkeypatch.setattr(EmulatedDriver, "architecture", "sm_75")

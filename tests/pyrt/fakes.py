@@ -134,6 +134,10 @@ class NotingDriver:
     loaded: list[str] = field(default_factory=list)
     launches: list[tuple[Noted, Any]] = field(default_factory=list)
     fails_with: Exception | None = None
+    architecture = "sm_90a"
+
+    def is_compiled(self, source: str, cache_dir: str) -> bool:
+        return source in self.compiled
 
     def compile(self, source: str, cache_dir: str) -> None:
         if self.fails_with is not None:

@@ -6,6 +6,7 @@ On a GPU where there is one, else on the emulated device.
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -258,6 +259,23 @@ class TestCache:
         KernelLibrary(driver, [folder], cache).compile([("mine", {})])
         monkeypatch.setenv("PATH", str(tmp_path))
         self.launch(KernelLibrary(driver, [folder], cache))
+
+    def test_it_says_whether_it_has_a_source_whole(
+        self, driver: Driver, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """So that a run tells when it has to compile, and only then."""
+        cache, said = tmp_path / "cache", f"compiling 1 kernel file for {driver.architecture} (not in "
+        library = KernelLibrary(driver, [folder], str(cache))
+        source = library.source("mine", {})
+        with caplog.at_level(logging.INFO, "pyrt"):
+            for times in (1, 2):
+                assert not driver.is_compiled(source, str(cache))
+                library.compile([("mine", {})])
+                assert driver.is_compiled(source, str(cache))
+                library.compile([("mine", {})])
+                assert [message.startswith(said) for message in caplog.messages] == [True] * times
+                for file in next(cache.iterdir()).iterdir():
+                    file.write_bytes(file.read_bytes()[:-1])
 
     def test_another_source_is_compiled(self, driver: Driver, tmp_path: Path) -> None:
         for number in (1, 2, 1):

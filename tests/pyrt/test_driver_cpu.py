@@ -97,6 +97,7 @@ def test_it_shares_no_memory(cpu: CpuDriver) -> None:
 
 def test_it_runs_no_kernels(cpu: CpuDriver) -> None:
     calls = (
+        lambda: cpu.is_compiled("", ""),
         lambda: cpu.compile("", ""),
         lambda: cpu.load_module("", ""),
         lambda: cpu.function(None, "name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import subprocess
@@ -286,6 +287,19 @@ class TestLibrary:
         library.kernel("scale", "scale", REAL="float")
         library.kernel("sgd", "sgd", REAL="double")
         assert set(notes.loaded) == set(notes.compiled)
+
+    def test_what_is_missing_is_counted_before_it_is_compiled(
+        self, library: KernelLibrary, notes: NotingDriver, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        wanted = [("scale", {"REAL": "float"}), ("sgd", {"REAL": "double"}), ("sgd", {"REAL": "float"})]
+        library.compile(wanted[:1])
+        notes.fails_with = UserError("nvcc does not compile it")
+        with caplog.at_level(logging.INFO, "pyrt"):
+            library.compile(wanted[:1])
+            assert caplog.messages == []
+            with pytest.raises(UserError):
+                library.compile([*wanted, *wanted])
+        assert caplog.messages == ["compiling 2 kernel files for sm_90a (not in the cache yet; some seconds)"]
 
     def test_an_unknown_kernel_is_answered_with_the_known(self, library: KernelLibrary) -> None:
         with pytest.raises(UserError, match=r"mine/scale\.cu has no kernel scales; it has scale$"):

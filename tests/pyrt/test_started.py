@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -49,3 +55,25 @@ def test_without_a_launcher_the_process_itself_counts() -> None:
     code = "from pyrt.started import launch_start, process_start; print(process_start() - launch_start())"
     printed = subprocess.check_output([sys.executable, "-c", code], env=environment(), timeout=TIMEOUT)
     assert float(printed) == 0
+
+
+WIDTHS = """
+import sys
+from pyrt.started import terminal_columns
+sys.stderr.write(f"{terminal_columns(1)} {terminal_columns(2)} ")
+"""
+
+
+@pytest.mark.parametrize("launcher", [[], ["mpirun", "-n", "1"]])
+def test_the_terminal_is_the_launcher_s(launcher: Sequence[str]) -> None:
+    """A rank under mpirun has pipes. A terminal that does not know its width is none."""
+    command = [*launcher, sys.executable, "-c", WIDTHS]
+    for columns, seen in ((57, "57"), (0, "None")):
+        terminal, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        done = subprocess.run(
+            command, env=environment(), stdout=inner, stderr=subprocess.PIPE, timeout=TIMEOUT, check=True
+        )
+        os.close(terminal)
+        os.close(inner)
+        assert done.stderr.split() == [seen.encode(), b"None"]

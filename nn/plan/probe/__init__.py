@@ -34,6 +34,7 @@ from nn.plan.probe.setting import EXTENTS, Setting
 from nn.plan.rates import MALFORMED, Rates, parsed
 from nn.required import required
 from pyrt.cache import cache_folder
+from pyrt.log import log
 
 VERSION = 1
 """Of what is measured, and of the file: rates that an older one has left are measured again."""
@@ -48,6 +49,7 @@ def measured(setting: Setting) -> Rates:
     kept = setting.job.comm.bcast(_read(file) if setting.job.rank == 0 else None)
     if kept is not None:
         return kept
+    log.info("measuring this machine, for its plans (not in the cache yet; some seconds)")
     rates = probe(setting)
     if setting.job.rank == 0:
         with suppress(OSError):  # a cache that cannot be written: they are measured again next time

@@ -292,6 +292,9 @@ class EmulatedDriver:
         # As TensorMap of kernels/tma.cuh.
         return struct.pack("P4q3q4ii", pointer, *sizes, *strides, *box, 2).ljust(TENSOR_MAP_BYTES, b"\0")
 
+    def is_compiled(self, source: str, cache_dir: str) -> bool:
+        return compile.is_compiled(source, cache_dir, self._sanitize)
+
     def compile(self, source: str, cache_dir: str) -> None:
         compile.kernel_library(source, cache_dir, self._sanitize)
 

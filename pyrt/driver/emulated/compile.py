@@ -21,6 +21,7 @@ from pathlib import Path
 from pyrt.cache import is_kept, kernel_folder, new_folder
 from pyrt.errors import UserError, out_of_files, shown
 from pyrt.kernel_signatures import launchable
+from pyrt.log import log
 from pyrt.preprocess import COMMENT_OR_LITERAL
 
 HERE = Path(__file__).resolve().parent
@@ -86,9 +87,11 @@ def _command(wanted: str) -> list[str]:
 
 def runtime_library() -> Path:
     """The compiled runtime, for all kernels; compiled on first use."""
-    text = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
-    folder = kernel_folder().path
-    return _build("".join(path.read_text() for path in _RUNTIME) + text, _RUNTIME, [], [], folder)
+    text = "".join(path.read_text() for path in (*_RUNTIME, *sorted(HERE.glob("*.h"))))
+    folder = _folder(text, [], [], kernel_folder().path)
+    if not is_kept(folder):
+        log.info("compiling the emulated device (not in the cache yet; some seconds)")
+    return _build(_RUNTIME, [], [], folder)
 
 
 def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
@@ -97,13 +100,27 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
     text = translate(source)
-    flags = ["-include", str(NAMES), "-I", str(_HEADERS), *(_checked_flags() if checked else [])]
-    link = _CHECKED_LINK if checked else []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cpp"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "kernel.cpp"
         path.write_text(text)
-        ours = "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
-        return _build(text + ours, [path], flags, link, Path(cache_dir))
+        return _build([path], *_kernel_flags(checked), _kernel_folder(text, cache_dir, checked))
+
+
+def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
+    """Whether the cache has what `kernel_library` gives."""
+    return is_kept(_kernel_folder(translate(source), cache_dir, checked))
+
+
+def _kernel_folder(text: str, cache_dir: str, checked: bool) -> Path:
+    """Where the compiled form of a translated source is kept."""
+    ours = "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
+    return _folder(text + ours, *_kernel_flags(checked), Path(cache_dir))
+
+
+def _kernel_flags(checked: bool) -> tuple[list[str], list[str]]:
+    """Those of kernels alone, to compile and to link."""
+    flags = ["-include", str(NAMES), "-I", str(_HEADERS), *(_checked_flags() if checked else [])]
+    return flags, _CHECKED_LINK if checked else []
 
 
 def _checked_flags() -> list[str]:
@@ -141,17 +158,26 @@ def _shared_variable(match: re.Match[str]) -> str:
     return f"auto &{match['name']} = emulated::shared_variable<{kind}{alignment}>([] {{}});"
 
 
-def _build(key: str, files: list[Path], flags: list[str], link: list[str], cache: Path) -> Path:
-    """The library of these files, in a folder named by what it depends on: ``key``, flags, compiler."""
-    command, version = compiler()
-    compiling = [*command, *_FLAGS, *flags]
-    linking = [*command, "-shared", "-pthread", *link]
-    depends = "\0".join([key, version, *compiling, *linking])
-    folder = cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
+def _folder(key: str, flags: list[str], link: list[str], cache: Path) -> Path:
+    """A folder named by what a library depends on: ``key``, flags, compiler."""
+    depends = "\0".join([key, compiler()[1], *_compiling(flags), *_linking(link)])
+    return cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
+
+
+def _build(files: list[Path], flags: list[str], link: list[str], folder: Path) -> Path:
+    """The library of these files, in its folder."""
     if not is_kept(folder):
         with new_folder(folder) as scratch:
-            _compile(files, compiling, linking, scratch)
+            _compile(files, _compiling(flags), _linking(link), scratch)
     return folder / _LIBRARY
+
+
+def _compiling(flags: list[str]) -> list[str]:
+    return [*compiler()[0], *_FLAGS, *flags]
+
+
+def _linking(flags: list[str]) -> list[str]:
+    return [*compiler()[0], "-shared", "-pthread", *flags]
 
 
 def _compile(files: list[Path], compiling: list[str], linking: list[str], folder: Path) -> None:

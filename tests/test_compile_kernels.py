@@ -1,0 +1,71 @@
+"""tools/compile_kernels.py: its lines come while it compiles; without a compiler."""
+
+from threading import Event
+
+import pytest
+
+from tools import compile_kernels
+from tools.compile_kernels import ARCHITECTURES, Compiled, main
+
+SOURCE = "// constants: REAL=float|double\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files of two variants."""
+    made = [tmp_path / "first.cu", tmp_path / "second.cu"]
+    for file in made:
+        file.write_text(SOURCE)
+    return list(map(str, made))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What is compiled, in the place of nvcc: registers and errors may be changed by file."""
+    results = {"first.cu": (24, 0, ""), "second.cu": (255, 0, "")}
+
+    def compile_one(file, constants, architecture):
+        return Compiled(file, " ".join(map("=".join, constants.items())), architecture, *results[file.name])
+
+    monkeypatch.setattr(compile_kernels, "compile_one", compile_one)
+    return results
+
+
+def test_a_file_has_its_line_while_the_next_one_is_compiled(files, compiled, monkeypatch, capsys):
+    told, tell, compile_one = Event(), compile_kernels.tell, compile_kernels.compile_one
+
+    def waits(file, constants, architecture):
+        if file.name == "second.cu":
+            assert told.wait(60)
+        return compile_one(file, constants, architecture)
+
+    def tells(file, results, seconds):
+        well = tell(file, results, seconds)
+        assert file.name in capsys.readouterr().out.splitlines()[-1]
+        told.set()
+        return well
+
+    monkeypatch.setattr(compile_kernels, "compile_one", waits)
+    monkeypatch.setattr(compile_kernels, "tell", tells)
+    assert main(files) == 0
+    assert told.is_set()
+
+
+def test_the_lines_say_what_was_compiled_and_the_first_error_of_each_file(files, compiled, capsys):
+    count = 2 * len(ARCHITECTURES)
+    compiled["first.cu"] = 24, 0, "y is undefined"
+    assert main([*files, files[0]]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{2 * count} compilations of 2 files, ")
+    lines = [line.split() for line in out.splitlines()[2:]]
+    assert lines[0][:-1] == ["first.cu", "2", *ARCHITECTURES, "24", "0", str(count), "of", str(count)]
+    assert lines[1][:-1] == ["second.cu", "2", *ARCHITECTURES, "255", "0", "-"]
+    assert max(map(len, out.splitlines())) <= 80
+    assert err.count("kernels: error: first.cu REAL=float sm_75:\ny is undefined\n") == 1
+    assert err.count("error") == 1
+
+
+def test_registers_that_are_spilled_are_an_error(files, compiled, capsys):
+    compiled["second.cu"] = 255, 16, ""
+    assert main(files) == 1
+    assert "second.cu REAL=float sm_75:\n16 bytes of registers spilled" in capsys.readouterr().err
