@@ -34,8 +34,15 @@ class Ways:
     def of(cls, choice: Choice, part: RankPart) -> Ways:
         """Collective."""
         if part.plan.is_data:
-            return cls(choice, choice, replace(choice, name="local", job=choice.job.alone()))
+            return cls(choice, choice, replace(choice, name="local", job=choice.job.alone(), made=()))
         return cls(choice, choice.among(part.shard), choice.among(part.group))
+
+    def close(self) -> None:
+        """Free the communicators of these choices. Collective."""
+        if self.shard is not self.all:
+            self.shard.close()
+        self.group.close()
+        self.all.close()
 
     @property
     def moves(self) -> str:

@@ -115,6 +115,7 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
             # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
             with closing(machine.links), np.errstate(all="ignore"):
                 report = _run(problem, part, machine, past, report, console)
+        ways.close()
         phases.settle()
     finally:
         with phases.phase("close device"):

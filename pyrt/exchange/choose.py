@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from mpi4py import MPI
@@ -26,6 +26,13 @@ class Choice:
     """The ranks that exchange."""
     node: MPI.Comm
     """Those of them that count as those of this rank's node."""
+    made: tuple[MPI.Comm, ...] = field(default=(), compare=False)
+    """Communicators that were made for this choice."""
+
+    def close(self) -> None:
+        """Free what was made for this choice, which nobody uses any more. Collective."""
+        for comm in self.made:
+            comm.Free()
 
     def among(self, color: int) -> Choice:
         """The same for the ranks that give the same ``color`` alone. Collective.
@@ -35,13 +42,11 @@ class Choice:
         comm = self.job.comm.Split(color, self.job.rank)
         node, machine = (comm.Split(one.bcast(self.job.rank)) for one in (self.node, self.job.node))
         job = replace(self.job, comm=comm, node=machine)
-        if comm.size == 1:
-            return Choice("local", self.why, job, node)
-        if self.name not in ("peer", "hierarchical"):
-            return Choice(self.name, self.why, job, node)
-        smallest = min(comm.allgather(node.size))
-        name = "peer" if smallest == comm.size else "hierarchical" if smallest > 1 else "host"
-        return Choice(name, self.why, job, node)
+        name = "local" if comm.size == 1 else self.name
+        if name in ("peer", "hierarchical"):
+            smallest = min(comm.allgather(node.size))
+            name = "peer" if smallest == comm.size else "hierarchical" if smallest > 1 else "host"
+        return Choice(name, self.why, job, node, (comm, node, machine))
 
 
 def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = None) -> Choice:
@@ -51,23 +56,28 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
     are not.
     """
     node = job.node if ranks_per_node is None else _nodes_of(job, ranks_per_node)
+    made = () if ranks_per_node is None else (node,)
     if job.size == 1:
-        return Choice("local", "", job, node)
-    if asked != "auto":
-        return Choice(asked, "", job, node)
+        return Choice("local", "", job, node, made)
+    name, why = (asked, "") if asked != "auto" else _fastest(driver, job, node)
+    return Choice(name, why, job, node, made)
+
+
+def _fastest(driver: Driver, job: Job, node: MPI.Comm) -> tuple[str, str]:
+    """The fastest exchange that works here, and why it is that one. Collective."""
     if not driver.has_kernels:
-        return Choice("host", "the CPU has no memory of its own", job, node)
+        return "host", "the CPU has no memory of its own"
     sizes = job.comm.allgather(node.size)
     smallest, largest = min(sizes), max(sizes)
     obstacle = _no_peers(driver, job, node, largest)
     if not obstacle and largest == job.size:
-        return Choice("peer", "all GPUs reach each other's memory", job, node)
+        return "peer", "all GPUs reach each other's memory"
     if not obstacle and smallest > 1:
-        return Choice("hierarchical", "the GPUs of a node reach each other's memory", job, node)
+        return "hierarchical", "the GPUs of a node reach each other's memory"
     obstacle = obstacle or ("nodes have one rank each" if largest == 1 else "a node has one rank")
     if device.verdict(job, driver).is_proven:
-        return Choice("device", f"{obstacle}; MPI takes device buffers here", job, node)
-    return Choice("host", f"{obstacle}; no probe has found that MPI takes device buffers", job, node)
+        return "device", f"{obstacle}; MPI takes device buffers here"
+    return "host", f"{obstacle}; no probe has found that MPI takes device buffers"
 
 
 def _nodes_of(job: Job, ranks: int) -> MPI.Comm:

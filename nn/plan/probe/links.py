@@ -63,6 +63,7 @@ class Links:
         for group in groups:
             for name, sample in (*self._moves(group), *self._exchanges(group)):
                 samples[name].append(sample)
+            group.close()
         return {name: fit(of_kind) for name, of_kind in samples.items()} if groups else {}
 
     def _moves(self, group: Choice) -> Iterator[tuple[str, Sample]]:
