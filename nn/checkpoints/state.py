@@ -24,6 +24,13 @@ _SAME = (
 older than the option, and was made with its default."""
 
 
+_OLDER = (
+    " (it is of an older version, which rounded float64 pixels and held out 28 of 100 rows at --val-fraction "
+    "0.29: go on with that version if this is why)"
+)
+"""The same data are other data to checkpoints from before --val-split."""
+
+
 @dataclass(frozen=True)
 class Story:
     """All of a checkpoint but its arrays, in types that JSON has."""
@@ -52,9 +59,10 @@ class Story:
                     f"{_words(name, asked)}: give the same, or another --checkpoint folder"
                 )
         if self.data != data:
+            older = "" if "val_split" in self.options else _OLDER
             raise UserError(
                 "--resume: the checkpoint was made with other training or validation data: give the same "
-                "--data, or another --checkpoint folder"
+                f"--data, or another --checkpoint folder{older}"
             )
         step, epochs = self.progress.step, self.progress.epochs
         if step > schedule.steps:

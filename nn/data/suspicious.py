@@ -16,6 +16,7 @@ SAMPLE = 1 << 20  # pixels of a large set that are looked at
 LEAST = 0.1  # of the largest pixel after scaling: below, the embedded digits learn a third in the same time
 APART = 8  # times as large are the pixels of another scale; those of two parts of one set differ by less
 FEW = 10  # rows for each class; with fewer of them a class may well be missing by chance
+MORE = 10  # rows than classes: of classes alike in size half are missing by chance once in 2^10 times at most
 ENOUGH = 20  # images: one at least has what a tenth of the other set's pixels have
 
 
@@ -123,7 +124,7 @@ def held_out_alone(available: np.ndarray, validating: np.ndarray, val_split: str
     if lacking.size:
         count = f"{validating[lacking].sum()} of {rows} validation rows"
         return [f"{count} are of {_named(lacking)}, and no training row is: use {other}"]
-    if val_split != STRATIFIED and rows >= FEW * len(present) and 2 * len(found) <= len(present):
+    if val_split != STRATIFIED and rows >= len(present) + MORE and 2 * len(found) <= len(present):
         return [f"all {rows} validation rows are of {_named(found)}, of {len(present)} classes: use {other}"]
     return []
 

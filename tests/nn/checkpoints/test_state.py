@@ -78,8 +78,15 @@ class TestStory:
             story.require_fits(Options(classes=12), self.SCHEDULE, "digest")
 
     def test_other_data_may_not(self) -> None:
-        with pytest.raises(UserError, match="other training or validation data: give the same --data"):
-            made(7).story.require_fits(Options(), self.SCHEDULE, "other")
+        story = made(7).story
+        said = "other training or validation data: give the same --data, or another --checkpoint folder"
+        with pytest.raises(UserError, match=f"{said}$"):
+            story.require_fits(Options(), self.SCHEDULE, "other")
+        del story.options["val_split"]
+        with pytest.raises(
+            UserError, match=rf"{said} \(it is of an older version, .* --val-fraction 0\.29: "
+        ):
+            story.require_fits(Options(), self.SCHEDULE, "other")
 
     def test_a_run_that_ends_before_it_may_not(self) -> None:
         made(15).story.require_fits(Options(epochs=3), self.SCHEDULE, "digest")

@@ -1,4 +1,4 @@
-"""nn/data/mnist.py: the download, against HTTP servers on this machine; no test touches the network."""
+"""nn/data/mnist.py and download.py: against HTTP servers on this machine; no test touches the network."""
 
 import gzip
 import hashlib

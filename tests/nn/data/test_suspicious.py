@@ -154,6 +154,10 @@ def test_rows_that_validate_of_few_classes_alone() -> None:
     assert found(labelled(SORTED), 3800) == [
         "all 200 validation rows are of class 9, of 10 classes: use --val-split stratified"
     ]
+    small = labelled(np.repeat(np.arange(3), [34, 33, 33]))
+    assert (
+        len(found(small, 87)) == 1 and found(small, 88) == []
+    )  # 13 rows of one class of three are no chance
 
 
 def test_stratified_is_not_offered_to_who_has_it() -> None:
