@@ -25,6 +25,7 @@ from pyrt.exchange import CHOICES, host, local, peer
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
+from pyrt.log import log
 
 SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
 """A quick run: long enough to tell a wrong gradient, decay or batch from rounding, too short for chaos."""
@@ -313,6 +314,14 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
     with pytest.raises(UserError, match=r"--device cuda: no GPU here.*--device cpu"):
         run(using(device="cuda"))
     assert run(using(device="auto", epochs=0)).environment["device"] == "cpu"
+
+
+def test_what_a_run_waits_for_is_said(monkeypatch, capsys):
+    """A run says what is logged, whatever thread does: here the one that reads the data."""
+    load = data.load
+    monkeypatch.setattr(data, "load", lambda source: log.info("this takes long") or load(source))
+    run(using(epochs=0), console=Console(speaking=True))
+    assert capsys.readouterr().out.startswith("this takes long\nranks ")
 
 
 def test_the_data_are_read_while_the_device_starts(monkeypatch):
