@@ -16,7 +16,7 @@ from pyrt.arguments import Parser
 GROUPS: dict[str, tuple[str, ...]] = {
     "network": ("hidden", "activation", "head"),
     "training": ("batch", "epochs", "lr", "momentum", "reg", "seed", "shuffle"),
-    "data": ("data", "samples", "val_fraction", "pixel_scale"),
+    "data": ("data", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),
