@@ -15,8 +15,8 @@ from nn.progress import Epoch, Progress
 class EpochLog:
     """The epochs of a run so far, and the sums of the current one.
 
-    The host reads the losses of several steps at once (nn/losses.py), perhaps of several epochs. Steps that are
-    read together share the time since the steps before them, so that all epochs add up to the time of training.
+    The host reads the losses of several steps at once (nn/losses.py), perhaps of several epochs. Steps that
+    are read together share the time since the steps before them: all epochs add up to the time of training.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Options:
     order_seed: int | None = _option(
         None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
     )
-    share_gpus: bool = _option(False, "let ranks share a GPU where there are more ranks than GPUs")
+    share_gpus: bool = _option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
     data: str = _option(
         "embedded", "embedded, mnist (downloaded once), a folder of IDX files, an .npz file", "SOURCE"
     )

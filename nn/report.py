@@ -24,11 +24,12 @@ from pyrt.phases import PhaseTimes
 class PhaseRow:
     """A phase over all ranks; times in seconds. A rank that never entered the phase counts as 0 s.
 
-    ``calls`` is the largest number of calls on one rank. ``host`` is self-time, the mean over all ranks, so the
-    rows add up to ``wall``, of which ``share`` is this row's part; ``least`` and ``most`` are the smallest and
-    the largest self-time of a rank. ``device`` is the mean over all ranks, None for phases that are not timed
-    there. ``mean`` is the time from enter to leave of one call, the phases within it included, the mean over
-    the calls of all ranks; None where no host time was spent in the phase, as in steps replayed from graphs.
+    ``calls`` is the largest number of calls on one rank. ``host`` is self-time, the mean over all ranks, so
+    the rows add up to ``wall``, of which ``share`` is this row's part; ``least`` and ``most`` are the
+    smallest and the largest self-time of a rank. ``device`` is the mean over all ranks, None for phases that
+    are not timed there. ``mean`` is the time from enter to leave of one call, the phases within it included,
+    the mean over the calls of all ranks; None where the host spent no time in the phase, as in steps replayed
+    from graphs.
     """
 
     name: str
@@ -175,8 +176,7 @@ def _batches(environment: dict[str, Any]) -> str:
 
 
 def _devices(environment: dict[str, Any]) -> str:
-    names = environment["devices"]
-    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    kinds = ", ".join(f"{count} x {name}" for name, count in environment["device_counts"].items())
     text = f"{environment['device']}: {kinds}"
     if environment["device"] == "cpu":
         text += f", {environment['blas_threads']} BLAS thread(s) a rank"

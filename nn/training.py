@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 import numpy as np
 
 from nn.ahead import Deferred, Helper, Worker
-from nn.batches import Schedule
 from nn.checkpoints.keeper import Keeper
 from nn.console import Console
 from nn.data import Dataset

@@ -67,7 +67,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--operations", action="store_true", help="print each operation and move of the best plan too")
     add("--dtype", choices=DTYPES, help="of all arithmetic (default: float32, or that of the rates)")
     add("--device", choices=devices.CHOICES, default="auto", help="to measure, as for train.py")
-    add("--share-gpus", action="store_true", help="to measure, as for train.py")
+    share = argparse.BooleanOptionalAction
+    add("--share-gpus", action=share, default=True, help="to measure, as for train.py")
     add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
     add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
     wanted = parser.parse_args(arguments)
@@ -117,7 +118,10 @@ def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
-    with contextlib.closing(open_device(wanted.device, job, wanted.share_gpus).driver) as driver:
+    device = open_device(wanted.device, job, wanted.share_gpus)
+    for warning in device.warnings:
+        print(f"warning: {warning}")
+    with contextlib.closing(device.driver) as driver:
         way = choose(wanted.exchange, driver, job, wanted.ranks_per_node)
         task = Task(Network((1, 1), "sigmoid", "softmax"), 1, wanted.dtype or "float32")
         return measured(Setting(job, driver, way, task))
@@ -126,6 +130,7 @@ def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
 def main(job: Job) -> int:
     from nn.files import require_writable
     from nn.network import Network
+    from nn.options import Options
     from nn.plan import files
     from nn.plan.paper import Task
     from nn.plan.search import Search
@@ -144,7 +149,8 @@ def main(job: Job) -> int:
         rates = rates_of(wanted, job)
         with job.together():
             if job.rank == 0:
-                task = Task(network, wanted.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
+                momentum = Options.momentum > 0  # as train.py has it
+                task = Task(network, wanted.batch, rates.dtype, momentum, rates.gemm, rates.math)
                 search = Search(task, ranks, rates)
                 best = search.best()
                 if wanted.save is not None:

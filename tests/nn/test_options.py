@@ -156,14 +156,14 @@ def test_the_defaults():
     assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
     assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "auto")
     assert options.placement == "auto" and options.graph
-    assert options.shuffle and not options.share_gpus and not options.check
+    assert options.shuffle and options.share_gpus and not options.check
     assert [parse(["--dtype", dtype]).check_tolerance for dtype in ("float32", "float64")] == [1e-4, 1e-11]
 
 
 def test_a_command_line_fills_every_option():
     line = (
         "--hidden 512,256 --activation tanh --head sigmoid --reg 0.5 --batch 7 --epochs 3 --lr 0.25 "
-        "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
+        "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --no-share-gpus "
         "--data folder --samples 9 --no-shuffle "
         "--val-fraction 0.2 --seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
         "--gemm naive --exchange blocking --ranks-per-node 3 --placement stream --no-graph --print-every 2 "
@@ -183,7 +183,7 @@ def test_a_command_line_fills_every_option():
         device="emulated",
         sanitize=True,
         order_seed=5,
-        share_gpus=True,
+        share_gpus=False,
         data="folder",
         samples=9,
         val_fraction=0.2,

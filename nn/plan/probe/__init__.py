@@ -34,6 +34,7 @@ from nn.plan.probe.setting import EXTENTS, Setting
 from nn.plan.rates import MALFORMED, Rates, parsed
 from nn.required import required
 from pyrt.cache import cache_folder
+from pyrt.devices import sharing
 
 VERSION = 1
 """Of what is measured, and of the file: rates that an older one has left are measured again."""
@@ -58,7 +59,9 @@ def measured(setting: Setting) -> Rates:
 def _key(setting: Setting) -> dict[str, object]:
     """What rates are for. Collective."""
     job, task = setting.job, setting.task
+    shared = sharing(setting.driver, job)
     return {
+        **({"sharing": shared} if shared else {}),
         "version": VERSION,
         "devices": sorted(job.comm.allgather(f"{setting.driver.name}: {setting.driver.device_name}")),
         "ranks a node": sorted(job.comm.allgather(setting.way.node.size)),
