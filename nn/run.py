@@ -206,7 +206,7 @@ def _environment(
         "nodes": int(nodes),
         "device": driver.name,
         "devices": [name for _, name in devices],
-        "device_counts": Counter(name for _, name in dict.fromkeys(devices)),
+        "device_counts": dict(Counter(name for _, name in dict.fromkeys(devices))),
         "device_why": device.why,
         "mpi": job.library,
         "blas_threads": job.threads,

@@ -152,7 +152,7 @@ def test_the_defaults():
     options = parse([])
     assert options == Options()
     assert (options.hidden, options.activation, options.head) == ((512,), "sigmoid", "softmax")
-    assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0, 3000, 0.1)
+    assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0.9, 3000, 0.1)
     assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
     assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "auto")
     assert options.placement == "auto" and options.graph
