@@ -194,6 +194,7 @@ def measure(job: Job, case: Case, device: str, folder: Path) -> Measured | None:
     plain = (end - start) / (len(without.epochs) * case.steps)
     idle, busy = steps_apart(within.epochs, writings, case.steps)
     snapshot, writing = report.phase(SNAPSHOT).mean, statistics.mean(last - first for first, last in writings)
+    assert snapshot is not None
     network, parameters = report.environment["network"].split(",")[0], report.environment["parameters"]
     return Measured(network, parameters, nbytes, plain, idle, busy, snapshot, writing)
 

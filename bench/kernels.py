@@ -156,7 +156,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
 def trace(batch: int) -> list[Span]:
     """The kernels of a run of `train.py` under nsys; UserError, with nsys's words, where there is none."""
     words = ["--batch", batch, "--samples", batch * STEPS, "--epochs", EPOCHS, "--val-fraction", 0]
-    words += ["--lr", 0.1, "--device", "cuda", "--placement", "resident", "--no-graph"]
+    words += ["--lr", 0.1, "--momentum", 0, "--device", "cuda", "--placement", "resident", "--no-graph"]
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/step"
         profile = ["nsys", "profile", "--trace=cuda", "--sample=none", "--cpuctxsw=none", "-o", report]

@@ -103,6 +103,7 @@ def plan_options(case: Case, path: Path, device: str, length: Length) -> Options
         samples=case.batch * length.steps,
         epochs=length.epochs,
         lr=RATE,
+        momentum=0.0,
         val_fraction=0.0,
         device=device,
         plan=str(path),

@@ -135,6 +135,7 @@ def soak_options(device: str, checkpoints: Path) -> Options:
         samples=samples,
         epochs=10**8,
         lr=0.1,
+        momentum=0.0,
         device=device,
         share_gpus=True,
         checkpoint=checkpoints,

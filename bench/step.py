@@ -115,6 +115,7 @@ def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Opt
         samples=case.batch * steps,
         epochs=epochs,
         lr=0.1,
+        momentum=0.0,
         val_fraction=0.0,
         device=DEVICE,
         check=check,

@@ -91,6 +91,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     options = Options(
         hidden=(point["hidden"],),
         lr=point["lr"],
+        momentum=0.0,
         batch=point["batch"],
         epochs=point["epochs"],
         device=point["device"],

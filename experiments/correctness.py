@@ -165,6 +165,7 @@ def _options(point: Point, weights: Path) -> Options:
         hidden=(point["hidden"],),
         init=weights / f"{point['start']}-start-{point['hidden']}-hidden.npz",
         save=weights / "trained.npz",
+        momentum=0.0,
         **{name: point[name] for name in names},
     )
 

@@ -69,6 +69,7 @@ def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
         samples=point["batch"] * steps,
         epochs=epochs,
         lr=RATE,
+        momentum=0.0,
         val_fraction=0.0,
         shuffle=False,
         device=point["device"],
@@ -257,7 +258,7 @@ def measure_counts(point: Point, job: Job) -> list[Row]:
 def measure_counters(point: Point, job: Job) -> list[Row]:
     """Of each product of the first step: what the hardware counts when `gemm_tiled` does it."""
     words = ["--hidden", point["hidden"], "--batch", point["batch"], "--samples", point["batch"]]
-    words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--device", "cuda"]
+    words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--momentum", 0, "--device", "cuda"]
     words += ["--gemm", "tiled", "--no-graph"]
     with job.together():
         launches = read_counters(_counted_by_ncu([str(word) for word in words]))

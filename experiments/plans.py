@@ -261,6 +261,7 @@ def _counted_options(case: bench.Case, data: Path) -> Options:
         batch=case.batch,
         epochs=1,
         lr=bench.RATE,
+        momentum=0.0,
         val_fraction=0.0,
         device="cpu",
         exchange="host",

@@ -32,7 +32,7 @@ WALL = "step (wall)"
 IMAGES = "copying images host -> device"
 """A phase of each step, or of the start."""
 
-NETWORK = "--hidden 512 --batch 3000 --val-fraction 0"
+NETWORK = "--hidden 512 --batch 3000 --lr 1 --momentum 0 --val-fraction 0"
 
 
 class Rung(NamedTuple):

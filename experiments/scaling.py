@@ -139,6 +139,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
         hidden=(point["hidden"],),
         head=point["head"],
         lr=0.1,
+        momentum=0.0,
         device=point["device"],
         exchange=point["exchange"],
         samples=point["samples"],

@@ -59,10 +59,10 @@ class Options:
     reg: float = _option(1e-4, "L2 regularisation of the weights", "X")
     batch: int = _option(3000, "samples a step, over all ranks", "N")
     epochs: int = _option(
-        70, "passes over the training samples; 0: score and save the initial parameters", "N"
+        200, "passes over the training samples; 0: score and save the initial parameters", "N"
     )
-    lr: float = _option(1.0, "learning rate", "X")
-    momentum: float = _option(0.0, "momentum of gradient descent", "X")
+    lr: float = _option(0.07, "learning rate", "X")
+    momentum: float = _option(0.9, "momentum of gradient descent", "X")
     dtype: str = _option("float32", "type of all arithmetic", choices=DTYPES)
     device: str = _option(
         "auto", "where to compute; auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES
@@ -71,7 +71,7 @@ class Options:
     order_seed: int | None = _option(
         None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
     )
-    share_gpus: bool = _option(False, "let ranks share a GPU where there are more ranks than GPUs")
+    share_gpus: bool = _option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
     data: str = _option(
         "embedded",
         "data set: embedded, mnist (downloaded once), a folder of IDX files, an .npz file",

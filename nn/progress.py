@@ -12,11 +12,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Mean loss over an epoch's samples while it trained; validation after it; seconds it took.
+    """Mean loss over an epoch's samples while it trained; validation after it; seconds that both took.
 
-    ``validation_loss`` is None where it is not finite. Without validation the seconds count from one epoch's
-    last loss to the next one's, which the host reads some steps later: those of a few short epochs mean
-    little.
+    ``validation_loss`` is None where it is not finite. The seconds of all epochs add up to the time of
+    training: where losses of several epochs are read at once, these epochs share the time by their samples.
+    Of an epoch in which the run was resumed they count from there.
     """
 
     epoch: int

@@ -21,17 +21,21 @@ from pyrt.phases import PhaseTimes
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A phase over all ranks; seconds, means over ranks where nothing else is said.
+    """A phase over all ranks; times in seconds. A rank that never entered the phase counts as 0 s.
 
-    ``host`` is self-time, so the rows add up to ``wall``; ``mean`` is the time from enter to leave of one
-    call, the phases within it included; ``device`` is None for phases that are not timed there.
+    ``calls`` is the largest number of calls on one rank. ``host`` is self-time, the mean over all ranks, so
+    the rows add up to ``wall``, of which ``share`` is this row's part; ``least`` and ``most`` are the
+    smallest and the largest self-time of a rank. ``device`` is the mean over all ranks, None for phases that
+    are not timed there. ``mean`` is the time from enter to leave of one call, the phases within it included,
+    the mean over the calls of all ranks; None where the host spent no time in the phase, as in steps replayed
+    from graphs.
     """
 
     name: str
     calls: int
     host: float
     device: float | None
-    mean: float
+    mean: float | None
     share: float
     least: float
     most: float
@@ -89,16 +93,20 @@ def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
 
 
 def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
-    hosts = [phase.host for phase in times]
+    """From the times of those of the ``ranks`` that entered the phase."""
+    absent = [0.0] * (ranks - len(times))
+    hosts = [*absent, *(phase.host for phase in times)]
     host = sum(hosts) / ranks
     # A call that was not timed on the device is taken to be as long as the others.
-    devices = [phase.device / phase.device_calls * phase.calls for phase in times if phase.device_calls]
+    timed = [phase.device / phase.device_calls * phase.calls for phase in times if phase.device_calls]
+    devices = [*absent, *timed] if timed else []
+    elapsed = sum(phase.elapsed for phase in times)
     return PhaseRow(
         times[0].name,
-        times[0].calls,
+        max(phase.calls for phase in times),
         host,
         sum(devices) / len(devices) if devices else None,
-        sum(phase.elapsed / phase.calls for phase in times) / len(times),
+        elapsed / sum(phase.calls for phase in times) if elapsed else None,
         host / wall,
         min(hosts),
         max(hosts),
@@ -115,7 +123,7 @@ def phase_table(rows: Sequence[PhaseRow], width: int | None = None) -> str:
             row.calls,
             row.host * 1e3,
             row.device * 1e3 if row.device is not None else None,
-            row.mean * 1e6 if row.mean else None,  # replayed from graphs it is never entered
+            row.mean * 1e6 if row.mean is not None else None,
             row.share * 100,
             row.least * 1e3,
             row.most * 1e3,
@@ -170,8 +178,7 @@ def _batches(environment: dict[str, Any]) -> str:
 
 
 def _devices(environment: dict[str, Any]) -> str:
-    names = environment["devices"]
-    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    kinds = ", ".join(f"{count} x {name}" for name, count in environment["device_counts"].items())
     text = f"{environment['device']}: {kinds}"
     if environment["device"] == "cpu":
         text += f", {environment['blas_threads']} BLAS thread(s) a rank"

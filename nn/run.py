@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -37,7 +38,7 @@ from nn.required import is_apart, required
 from nn.setup import set_up
 from pyrt.alike import require_alike, sources
 from pyrt.cores import blas_threads
-from pyrt.devices import Device, open_device
+from pyrt.devices import Device, gather_devices, open_device
 from pyrt.driver import Driver
 from pyrt.errors import UserError, shown
 from pyrt.exchange.choose import Choice, choose
@@ -83,8 +84,8 @@ def _run_from(past: Past, options: Options, job: Job, phases: Phases, console: C
     reading = Early(partial(load, options)) if job.rank == 0 else None
     with phases.phase("start device"):
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
-    if device.warning:
-        console.warn(device.warning)
+    for warning in device.warnings:
+        console.warn(warning)
     try:
         phases.use_device(device.driver)
         if options.profile:
@@ -203,13 +204,14 @@ def _environment(
 ) -> dict[str, Any]:
     """What the run stands on, and the lines that say so. Collective."""
     driver, options, network = device.driver, problem.options, problem.network
-    devices = job.comm.gather(driver.device_name)
+    devices = gather_devices(driver, job)
     nodes = job.comm.allreduce(job.node.rank == 0)
     environment = {
         "ranks": job.size,
         "nodes": int(nodes),
         "device": driver.name,
-        "devices": job.comm.bcast(devices),
+        "devices": [name for _, name in devices],
+        "device_counts": dict(Counter(name for _, name in dict.fromkeys(devices))),
         "device_why": device.why,
         "mpi": job.library,
         "blas_threads": blas_threads(),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 
 import numpy as np
 
 from nn.ahead import Deferred, Helper, Worker
-from nn.batches import Schedule
 from nn.checkpoints.keeper import Keeper
 from nn.console import Console
 from nn.data import Dataset
+from nn.epoch_log import EpochLog
 from nn.evaluation import Evaluator
 from nn.feed import Feed
 from nn.fuse import fuse
@@ -25,7 +24,7 @@ from nn.operations import Item, Operation
 from nn.panels import gradient_layout, panels
 from nn.plan import RankPart
 from nn.problem import Problem
-from nn.progress import Epoch, Progress
+from nn.progress import Progress
 from nn.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, runs
 from nn.resident import Resident
 from nn.source import Batches
@@ -42,7 +41,7 @@ from pyrt.memory import Arena
 from pyrt.moves import Links
 
 READ_EVERY = 4
-"""Steps between two copies of their losses to the host."""
+"""Steps between two copies of their losses to the host, where the device computes beside it."""
 
 _GATHERING = 14
 """Threads that gather rows, a chunk each: 3000 rows take one 0.2 to 0.6 ms, their step a fast GPU 0.06."""
@@ -109,10 +108,9 @@ class Training:
         exchanges = machine.ways.all.name, machine.ways.shard.name
         self._panels = panels(model.part, self._gradients.layout, *exchanges)
         self._iteration = phases.phase("batch iteration", streams.compute)
-        every = READ_EVERY if driver.has_kernels else 1
         reading = phases.phase("losses device -> host")
         with driver.ledger.of("losses"):
-            self._log = LossLog(driver, streams, reading, self._gradients["loss"], every)
+            self._log = LossLog(driver, streams, reading, self._gradients["loss"], READ_EVERY)
         start, stop = RankPart(model.part.plan, model.network, 0).own_samples(self._schedule.batch)
         self._most_rows = stop - start
 
@@ -272,7 +270,7 @@ class Training:
         Without validation the steps of an epoch are queued before the last losses of the one before are
         read: the device never waits for the host in between.
         """
-        log = _EpochLog(self._schedule, validation, console, start)
+        log = EpochLog(self._schedule, validation, console, start)
         with closing(self), console.bar(self._schedule.steps) as bar:
             bar.update(start.step)
             if start.step < self._schedule.steps:
@@ -281,7 +279,9 @@ class Training:
             for run in runs(self._schedule, start.step, self._most, self._ends, self._graphs):
                 self._queue(run)
                 due = keeper is not None and keeper.is_due(run.stop, log.step)
-                for step, loss in self._log.read(run.stop, now=due or self._waits(run.stop, validation)):
+                losses = self._log.read(run.stop, now=due or self._waits(run.stop, validation))
+                log.share_time([step for step, _ in losses])
+                for step, loss in losses:
                     self._check(step, loss, console)
                     log.add(step, loss)
                 bar.update(run.steps)
@@ -292,11 +292,14 @@ class Training:
         return log.progress
 
     def _waits(self, stop: int, validation: Evaluator | None) -> bool:
-        """Whether the losses of all steps before this one are read before others are queued."""
+        """Whether the losses of all steps before this one are read before others are queued.
+
+        NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
+        """
+        is_done = not self._machine.driver.has_kernels
         ends_epoch = stop % self._schedule.batches == 0
-        return (
-            self._prints(stop - 1) or stop == self._schedule.steps or (ends_epoch and validation is not None)
-        )
+        is_validated = ends_epoch and validation is not None
+        return is_done or is_validated or self._prints(stop - 1) or stop == self._schedule.steps
 
     def _queue(self, run: Run) -> None:
         batches, last = self._batches, run.stop - 1
@@ -325,45 +328,3 @@ class Training:
         if self._prints(step):
             self.printed.append((step + 1, loss))
             console.say(f"step {step + 1:6d}  epoch {epoch}  loss {loss:.6f}")
-
-
-class _EpochLog:
-    """Adds up the losses of each epoch, and says what came of it when the last one is there."""
-
-    def __init__(
-        self, schedule: Schedule, validation: Evaluator | None, console: Console, start: Progress
-    ) -> None:
-        self._schedule, self._validation, self._console = schedule, validation, console
-        self.step = start.step
-        """So many steps have their losses here."""
-        self._epochs, self._total = list(start.epochs), start.loss_sum
-        self._started = time.perf_counter()
-
-    @property
-    def progress(self) -> Progress:
-        """After the last step that was added."""
-        return Progress(self.step, list(self._epochs), self._total)
-
-    def add(self, step: int, loss: float) -> None:
-        """The loss of the next step."""
-        self.step = step + 1
-        self._total += loss * self._schedule.size(step)
-        if self.step % self._schedule.batches == 0:
-            self._end(self._schedule.epoch(step) + 1)
-
-    def _end(self, number: int) -> None:
-        loss, self._total = self._total / self._schedule.samples, 0.0
-        scores = self._validation.scores() if self._validation is not None else None
-        precision, held_out = (scores.precision, scores.loss) if scores is not None else (None, None)
-        if held_out is not None and not math.isfinite(held_out):
-            held_out = None  # the next step's loss will say so, or the parameters
-        started, self._started = self._started, time.perf_counter()
-        self._epochs.append(Epoch(number, loss, precision, held_out, self._started - started))
-        self._console.say(_epoch_line(self._epochs[-1], self._schedule.epochs))
-
-
-def _epoch_line(epoch: Epoch, epochs: int) -> str:
-    line = f"epoch {epoch.epoch:{len(str(epochs))}d}/{epochs}  loss {epoch.loss:.6f}"
-    if epoch.validation_precision is not None:
-        line += f"  validation precision {epoch.validation_precision:.4f}"
-    return f"{line}  {epoch.seconds:.3f} s"

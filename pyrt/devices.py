@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from threading import Lock, Thread
 
@@ -31,8 +32,8 @@ class Device:
 
     driver: Driver
     why: str
-    warning: str = ""
-    """Why compiled kernels are not kept; empty where they are."""
+    warnings: tuple[str, ...] = ()
+    """Each one line: compiled kernels are not kept, ranks share GPUs."""
 
 
 def open_device(
@@ -42,20 +43,22 @@ def open_device(
 
     ``sanitize`` and ``order_seed`` are for the emulated device: see `EmulatedDriver`.
 
+    With ``share_gpus`` ranks share GPUs where a node has more ranks than GPUs, with a warning.
+
     Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, for more
-    ranks on a node than GPUs unless ``share_gpus``, for a `VISIBLE` that names more GPUs than there are, and
+    ranks on a node than GPUs without ``share_gpus``, for a `VISIBLE` that names more GPUs than there are, and
     for ``emulated`` without a C++ compiler.
     """
     if choice == "cpu":
         return Device(CpuDriver(), "")
     if choice == "emulated":
-        warning = _share_kernel_folder(job)
+        warnings = _share_kernel_folder(job)
         with job.together():
             if job.node.rank == 0:  # the others find it in the cache
                 undisturbed(compile.runtime_library)
         with job.together():
             driver = EmulatedDriver(sanitize, order_seed)
-        return Device(driver, "the same kernels on the CPU, slowly: for tests", warning)
+        return Device(driver, "the same kernels on the CPU, slowly: for tests", warnings)
     visible, missing = usable_gpus()
     mistake = "" if missing else unseen(os.environ.get(VISIBLE), len(visible))
     found = job.comm.allgather((missing, mistake))
@@ -69,10 +72,13 @@ def open_device(
         raise AgreedError(mistakes[0])
     with job.together():
         index = assign(job.node.allgather(visible), share_gpus)[job.node.rank]
-    warning = _share_kernel_folder(job)
+    warnings = _share_kernel_folder(job)
     with job.together():
         gpu = _open_cuda(index)
-    return Device(gpu, "" if choice == "cuda" else "a GPU for every rank", warning)
+    shared = sharing(gpu, job)
+    if shared:
+        warnings += (f"{shared}: slower than one rank a GPU; --no-share-gpus refuses it",)
+    return Device(gpu, "" if choice == "cuda" or shared else "a GPU for every rank", warnings)
 
 
 def first_device() -> Driver:
@@ -89,14 +95,50 @@ def first_device() -> Driver:
         raise UserError(f"{missing}, and {error}") from None
 
 
-def _share_kernel_folder(job: Job) -> str:
-    """What one rank of a node compiles the others load: from where, they learn here. Why it is not kept, on
-    some node, if so. Collective."""
+def gather_devices(driver: Driver, job: Job) -> list[tuple[str, str]]:
+    """Each rank's device: what no other device of the job is called, and the device's name. Collective."""
+    node = job.node.bcast(job.rank)
+    return job.comm.allgather((f"node {node}, {driver.device_id}", driver.device_name))
+
+
+def sharing(driver: Driver, job: Job) -> str:
+    """Say which ranks share GPUs, as "ranks 0 to 3 share one GPU (NVIDIA H200)"; empty where none do.
+
+    Collective.
+    """
+    if not driver.has_kernels:
+        return ""
+    devices = gather_devices(driver, job)
+    taken = Counter(devices)
+    shared = {device: count for device, count in taken.items() if count > 1}
+    if not shared:
+        return ""
+    ranks = [rank for rank, device in enumerate(devices) if device in shared]
+    gpus = "one GPU" if len(shared) == 1 else f"{len(shared)} GPUs"
+    return (
+        f"{_in_words(ranks, job.size)} share {gpus} ({', '.join(dict.fromkeys(name for _, name in shared))})"
+    )
+
+
+def _in_words(ranks: list[int], size: int) -> str:
+    """Name two or more ranks of a job of that ``size``, in a few words however many there are."""
+    if len(ranks) == 2:
+        return f"ranks {ranks[0]} and {ranks[1]}"
+    if len(ranks) == ranks[-1] - ranks[0] + 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"{len(ranks)} of {size} ranks"
+
+
+def _share_kernel_folder(job: Job) -> tuple[str, ...]:
+    """Tell all ranks of a node the folder where one of them compiles and the others load. Collective.
+
+    Returns a warning where kernels are not kept on some node.
+    """
     with job.together():
         folder = kernel_folder() if job.node.rank == 0 else None
     shared: KernelFolder = job.node.bcast(folder)
     use_kernel_folder(shared)
-    return next((why for why in job.comm.allgather(shared.why_not_kept) if why), "")
+    return tuple(why for why in job.comm.allgather(shared.why_not_kept) if why)[:1]
 
 
 def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:

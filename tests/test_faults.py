@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 
+from nn.options import Options
 from tests import mpi
 from tests.mpi import ROOT
 from tests.pyrt.test_job import is_gone, wait_until
@@ -201,7 +202,7 @@ class TestOthers:
         train = f"{sys.executable} train.py --device cpu --hidden 8"
         error = self.start(f"1 {train}", f"2 {train} --lr 0.5")
         assert error.startswith(
-            "ranks 1, 2 are not as rank 0: --lr is 0.5 on rank 1, 1.0 on rank 0: give all "
+            f"ranks 1, 2 are not as rank 0: --lr is 0.5 on rank 1, {Options.lr} on rank 0: give all "
         )
 
     def test_code(self, tmp_path: Path) -> None:

@@ -12,7 +12,20 @@ import pytest
 
 from tests.mpi import ROOT, environment, mpirun
 
-QUICK = ["--device", "cpu", "--hidden", "9", "--epochs", "3", "--batch", "1500", "--lr", "0.5"]
+QUICK = [
+    "--device",
+    "cpu",
+    "--hidden",
+    "9",
+    "--epochs",
+    "3",
+    "--batch",
+    "1500",
+    "--lr",
+    "0.5",
+    "--momentum",
+    "0",
+]
 
 EXIT_CODES = 'python="$1"; shift; "$python" train.py "$@"; echo "rank ended with $?"'
 """A rank's command line that says, after train.py, with what it ended: mpirun answers for all of them."""
@@ -51,7 +64,7 @@ def test_only_rank_0_prints_and_nothing_but_what_belongs_to_the_run(story):
 
 def test_the_header_says_what_the_run_stands_on(story):
     out = story.job.stdout
-    assert "4 on 1 node(s)" in out and "cpu: 4 x " in out and "host: " in out
+    assert "4 on 1 node(s)" in out and "cpu: 1 x " in out and "host: " in out
     assert (
         "embedded digits (mnist5k): 3600 training, 400 validation, 1000 test samples of 28 x 28 pixels" in out
     )
@@ -226,8 +239,19 @@ def test_a_gpu_run_prints_device_times(tmp_path):
 @pytest.mark.gpu
 def test_more_ranks_than_gpus_are_refused_with_the_number_of_each():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    job = train_telling_exit_codes(2, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": visible})
+    arguments = ["--device", "cuda", "--no-share-gpus"]
+    job = train_telling_exit_codes(2, *arguments, env={"CUDA_VISIBLE_DEVICES": visible})
     refused(job, "2 ranks", "1 GPU", "--share-gpus")
+
+
+@pytest.mark.gpu
+def test_more_ranks_than_gpus_train_on_them_with_a_warning():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    job = train(4, "--hidden", 64, "--epochs", 3, "--check", env={"CUDA_VISIBLE_DEVICES": visible})
+    assert (job.returncode, job.stderr) == (0, "")
+    (warning,) = (line for line in job.stdout.splitlines() if line.startswith("warning: "))
+    assert warning.startswith("warning: ranks 0 to 3 share one GPU (")
+    assert "cuda: 1 x " in job.stdout and "ranks share a GPU" in job.stdout
 
 
 def test_numpy_loads_only_after_mpi_has_set_its_threads():

@@ -63,7 +63,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default="auto",
         help="to measure, as for train.py (default: auto)",
     )
-    add("--share-gpus", action="store_true", help="to measure, as for train.py")
+    share = argparse.BooleanOptionalAction
+    add("--share-gpus", action=share, default=True, help="to measure, as for train.py")
     add("--exchange", choices=("auto", *exchange.CHOICES), default="auto", help="to measure, as for train.py")
     add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
     wanted = parser.parse_args(arguments)
@@ -113,7 +114,10 @@ def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
-    with contextlib.closing(open_device(wanted.device, job, wanted.share_gpus).driver) as driver:
+    device = open_device(wanted.device, job, wanted.share_gpus)
+    for warning in device.warnings:
+        print(f"warning: {warning}")
+    with contextlib.closing(device.driver) as driver:
         way = choose(wanted.exchange, driver, job, wanted.ranks_per_node)
         task = Task(Network((1, 1), "sigmoid", "softmax"), 1, wanted.dtype or "float32")
         return measured(Setting(job, driver, way, task))
@@ -123,6 +127,7 @@ def main(job: Job) -> int:
     from nn.console import Console
     from nn.files import STDOUT, require_writable
     from nn.network import Network
+    from nn.options import Options
     from nn.plan import files
     from nn.plan.paper import Task
     from nn.plan.search import Search
@@ -145,7 +150,8 @@ def main(job: Job) -> int:
             rates = rates_of(wanted, job)
         with job.together():
             if job.rank == 0:
-                task = Task(network, wanted.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
+                momentum = Options.momentum > 0  # as train.py has it
+                task = Task(network, wanted.batch, rates.dtype, momentum, rates.gemm, rates.math)
                 search = Search(task, ranks, rates)
                 best = search.best()
                 if wanted.save is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from mpi4py import MPI
 
+from pyrt.devices import sharing
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import device
@@ -94,7 +95,7 @@ def _no_peers(driver: Driver, job: Job, node: MPI.Comm, largest: int) -> str:
     reason = ""
     if largest > MOST_RANKS[-1]:
         reason = f"more than {MOST_RANKS[-1]} ranks on a node"
-    elif len(set(node.allgather(driver.device_id))) < node.size:
+    elif sharing(driver, job):  # a kernel that waits for another one keeps it from the GPU meanwhile
         reason = "ranks share a GPU"
     else:
         reason = _try_peers(driver, node)

@@ -127,6 +127,7 @@ def test_a_run_takes_the_plan_that_is_predicted_best(
         batch=20,
         epochs=1,
         lr=0.1,
+        momentum=0.0,
         device="cpu",
         plan="auto",
         check=True,

@@ -186,7 +186,7 @@ def shared(tmp_path: Path, job: Job) -> Path:
     return folder
 
 
-SETTING = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, val_fraction=0.0, device="cpu")
+SETTING = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, momentum=0.0, val_fraction=0.0, device="cpu")
 """Two steps; units and samples that three ranks cannot share evenly."""
 
 

@@ -27,7 +27,7 @@ from pyrt.exchange.device import verdict
 from pyrt.host_memory import HostMemory
 from pyrt.job import join
 
-SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.1, val_fraction=0.1, device="cpu")
+SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.1, momentum=0.0, val_fraction=0.1, device="cpu")
 
 
 @pytest.fixture

@@ -154,18 +154,18 @@ def test_the_defaults():
     options = parse([])
     assert options == Options()
     assert (options.hidden, options.activation, options.head) == ((512,), "sigmoid", "softmax")
-    assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0, 3000, 0.1)
+    assert (options.reg, options.momentum, options.batch, options.val_fraction) == (1e-4, 0.9, 3000, 0.1)
     assert (options.pixel_scale, options.dtype, options.data) == (255, "float32", "embedded")
     assert (options.device, options.gemm, options.exchange) == ("auto", "auto", "auto")
     assert options.placement == "auto" and options.graph
-    assert options.shuffle and not options.share_gpus and not options.check
+    assert options.shuffle and options.share_gpus and not options.check
     assert [parse(["--dtype", dtype]).check_tolerance for dtype in ("float32", "float64")] == [1e-4, 1e-11]
 
 
 def test_a_command_line_fills_every_option():
     line = (
         "--hidden 512,256 --activation tanh --head sigmoid --reg 0.5 --batch 7 --epochs 3 --lr 0.25 "
-        "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --share-gpus "
+        "--momentum 0.9 --dtype float64 --device emulated --sanitize --order-seed 5 --no-share-gpus "
         "--data folder --samples 9 --no-shuffle "
         "--classes 12 --val-fraction 0.2 --val-split random "
         "--seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
@@ -186,7 +186,7 @@ def test_a_command_line_fills_every_option():
         device="emulated",
         sanitize=True,
         order_seed=5,
-        share_gpus=True,
+        share_gpus=False,
         data="folder",
         samples=9,
         classes=12,

@@ -20,7 +20,17 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.job import Job, join
 
-SMALL = Options(hidden=(9, 7), epochs=2, batch=20, samples=47, lr=0.5, reg=0.01, val_fraction=0.0, check=True)
+SMALL = Options(
+    hidden=(9, 7),
+    epochs=2,
+    batch=20,
+    samples=47,
+    lr=0.5,
+    momentum=0.0,
+    reg=0.01,
+    val_fraction=0.0,
+    check=True,
+)
 """Batches of 20, 20 and 7 samples; units that 2, 3 and 4 ranks cannot share evenly."""
 
 

@@ -20,7 +20,7 @@ from nn.training import Diverged, Training
 from pyrt.errors import UserError
 from pyrt.job import join
 
-SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, reg=0.01, val_fraction=0.0, seed=3)
+SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, seed=3)
 
 WAYS = [{"graph": graph, "placement": where} for graph in (False, True) for where in ("stream", "resident")]
 

@@ -41,6 +41,26 @@ def test_a_phase_that_some_ranks_never_enter_still_adds_up():
     assert sum(row.share for row in found) == 1
 
 
+def test_all_times_of_a_phase_are_of_the_same_ranks():
+    """Two of four enter it: the others have spent 0 s there, on the host and on the device."""
+    idle = [times("other", 3.0)]
+    found, _ = rows(
+        [times("forward", 1.0, calls=1, elapsed=5.0, device=8.0, device_calls=1), times("other", 2.0)],
+        [times("forward", 3.0, calls=3, elapsed=7.0, device=4.0, device_calls=1), times("other", 0.0)],
+        idle,
+        idle,
+    )
+    assert (found.host, found.least, found.most) == (1.0, 0.0, 3.0)
+    assert found.device == (8.0 + 3 * 4.0) / 4
+    assert (found.calls, found.mean) == (3, 3.0)  # of four calls, of 12 seconds
+
+
+def test_a_phase_in_which_the_host_spent_no_time_has_no_mean():
+    """As in steps that are replayed from graphs."""
+    found, _ = rows([times("forward", 0.0, device=1.0, device_calls=2), times("other", 1.0)])
+    assert (found.mean, found.calls, found.device) == (None, 2, 1.0)
+
+
 def test_a_phase_that_rank_0_never_enters_adds_up_too():
     """Behind its own: the others take over parameters which rank 0 has."""
     found = rows([times("other", 4.0)], [times("up", 1.0, calls=3), times("other", 3.0)])
@@ -63,13 +83,13 @@ def test_the_table_has_a_line_for_each_phase_and_the_sum():
     table = phase_table(
         [
             PhaseRow("forward", 6, 0.0015, 0.25, 0.0025, 0.75, 0.001, 0.002),
-            PhaseRow("load data", 1, 0.0005, None, 0.001, 0.25, 0.0005, 0.0005),
+            PhaseRow("load data", 1, 0.0005, None, None, 0.25, 0.0005, 0.0005),
         ]
     )
     lines = [line.split() for line in table.splitlines()]
     assert table.startswith("phase ")
     assert ["forward", "6", "1.50", "250.00", "2500.0", "75.0", "1.00", "2.00"] in lines
-    assert ["load", "data", "1", "0.50", "1000.0", "25.0", "0.50", "0.50"] in lines
+    assert ["load", "data", "1", "0.50", "25.0", "0.50", "0.50"] in lines
     assert ["total", "(wall)", "2.00", "100.0"] in lines
 
 

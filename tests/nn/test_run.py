@@ -19,6 +19,7 @@ from nn.options import Options
 from nn.run import run
 from nn.training import Diverged
 from pyrt import devices
+from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.exchange import CHOICES, host, local, peer
@@ -27,7 +28,9 @@ from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
 from pyrt.log import log
 
-SMALL = Options(hidden=(9,), epochs=2, batch=20, lr=0.5, reg=0.01, val_fraction=0.0, device="cpu")
+SMALL = Options(
+    hidden=(9,), epochs=2, batch=20, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, device="cpu"
+)
 """A quick run: long enough to tell a wrong gradient, decay or batch from rounding, too short for chaos."""
 
 
@@ -84,11 +87,33 @@ def test_the_trained_weights_are_those_of_a_loop_written_out(tmp_path):
 
 
 def test_a_small_run_learns():
-    report = run(Options(hidden=(32,), epochs=3, batch=100, lr=0.5, device="cpu"))
+    report = run(Options(hidden=(32,), epochs=3, batch=100, lr=0.5, momentum=0.0, device="cpu"))
     losses = [epoch.loss for epoch in report.epochs]
     assert losses == sorted(losses, reverse=True)
     assert report.epochs[0].validation_precision < report.epochs[-1].validation_precision
     assert report.test.precision > 0.7
+
+
+def test_the_defaults_learn_from_the_first_epoch_on():
+    """The loss of no epoch is above that of the one before."""
+    report = run(Options(epochs=10, device="cpu"))
+    losses = [epoch.loss for epoch in report.epochs]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] < 3 and report.epochs[-1].validation_precision > 0.7
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_the_defaults_learn_to_the_end(seed):
+    assert run(Options(seed=seed, device="cpu")).test.precision >= 0.89
+
+
+def test_what_there_is_to_know_of_a_device_is_said_before_all_else(digits, monkeypatch, capsys):
+    warned = devices.Device(CpuDriver(), "", ("kernels are not kept", "ranks share one GPU"))
+    monkeypatch.setattr(run_module, "open_device", lambda *_: warned)
+    run(using(data=digits(), epochs=1), console=Console(speaking=True))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["warning: kernels are not kept", "warning: ranks share one GPU"]
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(digits):
@@ -511,7 +536,8 @@ def test_a_gpu_and_the_emulated_device_train_the_same_weights(driver, tmp_path, 
     weights = {}
     for device in (driver.name, "emulated"):
         file = tmp_path / f"{device}.npz"
-        run(Options(device=device, hidden=(64,), batch=256, samples=1024, epochs=1, dtype=dtype, save=file))
+        options = using(hidden=(64,), batch=256, samples=1024, epochs=1, lr=1.0, reg=1e-4, dtype=dtype)
+        run(dataclasses.replace(options, device=device, val_fraction=0.1, save=file))
         with np.load(file) as arrays:
             weights[device] = {name: arrays[name] for name in arrays.files if name != "run"}
     for name, expected in weights["emulated"].items():

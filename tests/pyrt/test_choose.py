@@ -108,6 +108,15 @@ def test_ranks_that_share_a_gpu_do_not_wait_for_each_other_on_it(own: EmulatedDr
     assert choice.why.startswith("ranks share a GPU; ")
 
 
+@pytest.mark.parallel([4])
+def test_ranks_share_a_gpu_also_where_they_count_as_of_two_nodes(own: EmulatedDriver, job: Job) -> None:
+    """Each two have a GPU for every rank, the same two GPUs."""
+    own.device_id = f"GPU {job.rank % 2}"
+    choice = chosen(own, job, ranks_per_node=2)
+    assert choice.name == "device"
+    assert choice.why.startswith("ranks share a GPU; ")
+
+
 def cannot_import(handle: bytes) -> int:
     raise UserError("no peer access between these: use --exchange host")
 

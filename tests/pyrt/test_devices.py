@@ -8,18 +8,22 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pyrt import devices
-from pyrt.devices import assign, first_device, open_device
+from pyrt.devices import assign, first_device, open_device, sharing
+from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import compile
 from pyrt.errors import UserError
-from pyrt.job import Job
+from pyrt.job import AgreedError, Job
 from tests.mpi import TIMEOUT, environment
+from tests.pyrt.fakes import ClockedDriver
 
 FOUR = ["gpu-a", "gpu-b", "gpu-c", "gpu-d"]
 
@@ -57,6 +61,58 @@ class TestAssign:
 
     def test_sharing_one_gpu(self) -> None:
         assert assign([["gpu-a"]] * 3, share_gpus=True) == [0, 0, 0]
+
+
+class Ranks:
+    """A communicator of several ranks, of which this one is the first: what they gather is known."""
+
+    rank = 0
+
+    def __init__(self, gathered: Sequence[object]) -> None:
+        self.size = len(gathered)
+        self.gathered = gathered
+
+    def bcast(self, mine: object) -> object:
+        return mine
+
+    def allgather(self, mine: object) -> Sequence[object]:
+        return self.gathered
+
+
+class TestSharing:
+    @pytest.mark.parametrize(
+        ("gpus", "words"),
+        [
+            ("a", ""),
+            ("abcd", ""),
+            ("aaaa", "ranks 0 to 3 share one GPU (a card)"),
+            ("aa", "ranks 0 and 1 share one GPU (a card)"),
+            ("aba", "ranks 0 and 2 share one GPU (a card)"),
+            ("abbb", "ranks 1 to 3 share one GPU (a card)"),
+            ("abca", "ranks 0 and 3 share one GPU (a card)"),
+            ("abacaba", "6 of 7 ranks share 2 GPUs (a card)"),
+            ("abcd" * 16, "ranks 0 to 63 share 4 GPUs (a card)"),
+            ("aaBB", "ranks 0 to 3 share 2 GPUs (a card, another card)"),
+        ],
+    )
+    def test_one_short_line_says_who_shares(self, job: Job, gpus: str, words: str) -> None:
+        driver = ClockedDriver()
+        found = [(gpu, "a card" if gpu.islower() else "another card") for gpu in gpus]
+        assert sharing(driver, replace(job, comm=Ranks(found), node=Ranks(found))) == words
+
+    def test_ranks_share_the_cpu_without_a_word(self, job: Job, cpu: CpuDriver) -> None:
+        assert sharing(cpu, replace(job, comm=Ranks(["the CPU"] * 2))) == ""
+
+
+@pytest.mark.parallel([4])
+def test_gpus_of_two_nodes_are_not_one(job: Job) -> None:
+    """Though they are called the same there."""
+    driver = ClockedDriver()
+    driver.device_id, driver.device_name = f"GPU {job.rank % 2}", "a card"
+    two_nodes = replace(job, node=job.comm.Split(job.rank // 2))
+    assert sharing(driver, two_nodes) == ""
+    driver.device_id = "GPU 0"
+    assert sharing(driver, two_nodes) == "ranks 0 to 3 share 2 GPUs (a card)"
 
 
 def test_gpus_are_woken_beside_the_caller_where_they_may_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +159,32 @@ class OtherRank:
 
     def allgather(self, mine: object) -> list[object]:
         return [mine, self.says]
+
+
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("choice", ["auto", "cuda"])
+def test_more_ranks_than_gpus_share_them_with_a_warning_or_are_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, choice: str
+) -> None:
+    def open_gpu(index: int) -> ClockedDriver:
+        driver = ClockedDriver()
+        driver.device_id, driver.device_name = f"GPU {index}", "a card"
+        return driver
+
+    monkeypatch.setenv("PYRT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "usable_gpus", lambda: (FOUR[:2], ""))
+    monkeypatch.setattr(devices, "_open_cuda", open_gpu)
+    device = open_device(choice, job, share_gpus=True)
+    assert device.warnings == (
+        "ranks 0 and 2 share one GPU (a card): slower than one rank a GPU; --no-share-gpus refuses it",
+    )
+    assert device.why == ""
+    with pytest.raises(AgreedError, match="3 ranks on a node with 2 GPUs: start 2 or fewer ranks a node"):
+        open_device(choice, job, share_gpus=False)
+    monkeypatch.setattr(devices, "usable_gpus", lambda: (FOUR, ""))
+    device = open_device(choice, job, share_gpus=True)
+    assert (device.warnings, device.why) == ((), "a GPU for every rank" if choice == "auto" else "")
 
 
 class TestOpenDevice:

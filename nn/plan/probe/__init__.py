@@ -34,6 +34,7 @@ from nn.plan.probe.setting import EXTENTS, Setting
 from nn.plan.rates import MALFORMED, Rates, parsed
 from nn.required import required
 from pyrt.cache import cache_folder
+from pyrt.devices import sharing
 from pyrt.log import log
 
 VERSION = 1
@@ -60,7 +61,9 @@ def measured(setting: Setting) -> Rates:
 def _key(setting: Setting) -> dict[str, object]:
     """What rates are for. Collective."""
     job, task = setting.job, setting.task
+    shared = sharing(setting.driver, job)
     return {
+        **({"sharing": shared} if shared else {}),
         "version": VERSION,
         "devices": sorted(job.comm.allgather(f"{setting.driver.name}: {setting.driver.device_name}")),
         "ranks a node": sorted(job.comm.allgather(setting.way.node.size)),
