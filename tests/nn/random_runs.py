@@ -20,11 +20,11 @@ import numpy as np
 from nn import check, reference
 from nn.checkpoints import files
 from nn.checkpoints.stopping import Stopping
-from nn.data import load
+from nn.held_out import SPLITS as VAL_SPLITS
 from nn.network import ACTIVATIONS, HEADS
 from nn.options import Options
 from nn.plan import SAMPLES, SPLITS
-from nn.problem import Problem
+from nn.problem import Problem, load
 from nn.report import Report
 from nn.run import run
 from pyrt.job import Job
@@ -76,6 +76,7 @@ class RandomRun:
             shuffle=bool(rng.integers(2)),
             seed=int(rng.integers(100)),
             val_fraction=float(rng.choice([0.0, 0.2])),
+            val_split=str(rng.choice(VAL_SPLITS)),
             device=device,
             exchange=exchange,
             ranks_per_node=int(rng.integers(2, 4)) if exchange == "hierarchical" else None,
@@ -156,7 +157,7 @@ class RandomRun:
             job.comm.barrier()
 
     def _check_against_the_reference(self, options: Options, kept: files.Checkpoint, report: Report) -> None:
-        parameters, velocity, losses = trained(Problem.of(options, load(options.data)))
+        parameters, velocity, losses = trained(Problem.of(options, load(options)[0]))
         tolerance = TOLERANCE[options.dtype]
         pairs = [(name, kept.parameters[name], parameters[name]) for name in parameters]
         if options.momentum:
