@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 from experiments import STUDIES
 from experiments.__main__ import study_of
 from experiments.study import FAILED
+from tests import standing_still
 from tests.mpi import ROOT, environment
 
 FIGURES = {
@@ -31,6 +32,7 @@ FIGURES = {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
+    standing_still.allow(600)
     done = subprocess.run(
         [sys.executable, "-m", "experiments", "--size", "small", "--out", str(folder)],
         cwd=ROOT,
@@ -39,6 +41,7 @@ def report(tmp_path_factory):
         text=True,
         timeout=600,
     )
+    standing_still.allow()
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -47,7 +47,7 @@ def test_help_says_defaults_in_words(capsys, monkeypatch):
     assert not re.search("None|True|False|PosixPath|SUPPRESS|<", text)
     listed = re.sub(r"\n {9,}", " ", text)  # help that begins in the next line
     lines = {line.split()[0].rstrip(","): line for line in listed.splitlines() if line.startswith("  --")}
-    defaults = {"hidden": "512", "reg": "0.0001", "lr": "1", "head": "softmax", "shuffle": "on"}
+    defaults = {"hidden": "512", "reg": "0.0001", "lr": "0.07", "head": "softmax", "shuffle": "on"}
     for name, default in defaults.items():
         assert lines[flag(name)].endswith(f"(default: {default})"), lines[flag(name)]
     for name, field in FIELDS.items():
