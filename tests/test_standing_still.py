@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mpi import ROOT, TIMEOUT, environment
+from tests.mpi import TIMEOUT, environment
 
 CONFTEST = """
 from tests import standing_still
@@ -69,7 +69,7 @@ def run_tests(folder: Path, source: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_made.py"],
         cwd=folder,
-        env=environment({"PYTHONPATH": str(ROOT)}),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

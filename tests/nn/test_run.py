@@ -344,7 +344,7 @@ def test_cuda_where_there_is_no_gpu(monkeypatch):
 def test_what_a_run_waits_for_is_said(monkeypatch, capsys):
     """A run says what is logged, whatever thread does: here the one that reads the data."""
     load = data.load
-    monkeypatch.setattr(data, "load", lambda source: log.info("this takes long") or load(source))
+    monkeypatch.setattr(data, "load", lambda *what: log.info("this takes long") or load(*what))
     run(using(epochs=0), console=Console(speaking=True))
     assert capsys.readouterr().out.startswith("this takes long\nranks ")
 

@@ -516,6 +516,7 @@ def test_an_installation_without_kernels_says_so_on_every_rank(
     """Also where one rank alone has none."""
     if job.rank == 0:
         monkeypatch.setattr("pyrt.kernels.KERNELS", tmp_path / "none")
-    setting = SimpleNamespace(job=job, driver=SimpleNamespace(has_kernels=True))
+    gradients = SimpleNamespace(dtype=np.dtype("f4"))
+    setting = SimpleNamespace(job=job, driver=SimpleNamespace(has_kernels=True), gradients=gradients)
     with pytest.raises(AgreedError, match=f"--exchange {name}: this installation of pyrt has no kernels"):
         exchange.create(name, setting)

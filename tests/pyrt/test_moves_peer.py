@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
@@ -191,6 +192,12 @@ def test_it_needs_kernels_one_node_and_not_too_many_ranks(driver: Driver, job: J
     class Ranks:
         def __init__(self, size: int) -> None:
             self.rank, self.size = 0, size
+
+        def Ibarrier(self) -> MPI.Request:
+            return MPI.REQUEST_NULL
+
+        def allgather(self, mine: object) -> list[object]:
+            return [mine]
 
     for device, size, node, message in (
         (CpuDriver(), 2, 2, "the CPU has no kernels"),
