@@ -44,6 +44,7 @@ OTHER_NAMES = {
     "loss": "head",
     "dataset": "data",
     "validation-split": "val-fraction",
+    "val-size": "val-fraction",
     "precision": "dtype",
     "load": "init",
     "weights": "init",

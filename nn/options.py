@@ -217,6 +217,8 @@ class Options:
         files = self.written.values()
         if len(set(map(os.path.realpath, files))) < len(files):
             raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
+        if self.val_split != held_out.TAIL and self.val_fraction == 0:
+            raise UserError("--val-split: nothing is held out with --val-fraction 0: leave one of them out")
         if self.grid is not None and self.plan != "model":
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):

@@ -153,7 +153,7 @@ def _load(
         if reading is not None:
             dataset, warnings = reading.take()
             for line in warnings:
-                console.say(f"warning: {line}")
+                console.warn(line)
     with phases.phase("distribute data"):
         return _broadcast(dataset, job)
 

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
 def closest(word: str, names: Iterable[str], other_names: Mapping[str, str] = _NO_NAMES) -> str:
     """Find the name that somebody who wrote ``word`` has meant; empty where none is like it."""
-    word, names = word.lower(), list(names)
+    word, names = word.lower().replace("_", "-"), list(names)
     if other_names.get(word) in names:
         return other_names[word]
     begun = [name for name in names if len(word) >= _SHORTEST and name.startswith(word)]

@@ -54,6 +54,14 @@ def test_a_file_on_standard_output_is_there_alone(trained, tmp_path):
     assert json.loads(out) == plan
 
 
+def test_warnings_of_the_data_are_printed_though_it_is_quiet(trained, tmp_path):
+    with np.load(ROOT / "data" / "mnist5k.npz") as digits:
+        images, labels = digits["x_train"][:200] / np.float32(255), digits["y_train"][:200]
+    np.savez(tmp_path / "f.npz", x_train=images, y_train=labels)
+    _, out, _ = trained("--quiet", "--data", tmp_path / "f.npz", "--epochs", 0)
+    assert out.decode().startswith("warning: training pixels are from 0 to 1, ")
+
+
 def test_under_mpirun_too():
     job = mpirun(2, sys.executable, "train.py", *QUICK, "--json", "-")
     assert job.returncode == 0, job.stderr

@@ -16,7 +16,7 @@ SAMPLE = 1 << 20  # pixels of a large set that are looked at
 LEAST = 0.1  # of the largest pixel after scaling: below, the embedded digits learn a third in the same time
 APART = 8  # times as large are the pixels of another scale; those of two parts of one set differ by less
 FEW = 10  # rows for each class; with fewer of them a class may well be missing by chance
-MORE = 10  # rows than classes: of classes alike in size half are missing by chance once in 2^10 times at most
+RARE = 1e-3  # how often rows that are held out at random lack classes that count as lacking on purpose
 ENOUGH = 20  # images: one at least has what a tenth of the other set's pixels have
 
 
@@ -29,7 +29,7 @@ def of_pixels(dataset: Dataset, pixel_scale: float) -> list[str]:
     samples = [(half, _sample(images)) for half, images in halves]
     if not lines and len(samples) > 1:
         lines = on_other_scales(*samples)
-    return lines or too_small(*samples[0], pixel_scale)
+    return lines or too_small(*samples[0], pixel_scale) or too_large(*samples[0], pixel_scale)
 
 
 def constant(half: str, images: np.ndarray) -> list[str]:
@@ -40,6 +40,17 @@ def constant(half: str, images: np.ndarray) -> list[str]:
     if n > 1 and pixels > 1 and all((chunk == chunk[:, :1]).all() for chunk in chunks(images)):
         return [f"each of the {n} {half} images has one value in all its pixels: look at how they were saved"]
     return []
+
+
+def too_large(half: str, images: np.ndarray, pixel_scale: float) -> list[str]:
+    """Say where the largest pixel is far above ``pixel_scale``, as of 16 bits; 1 asks for raw pixels."""
+    largest = _largest(images)
+    if pixel_scale == 1 or largest <= APART * pixel_scale:
+        return []
+    return [
+        f"{_range(half, images)}, and --pixel-scale {pixel_scale:g} divides them: "
+        f"use --pixel-scale {largest:g}"
+    ]
 
 
 def too_small(half: str, images: np.ndarray, pixel_scale: float) -> list[str]:
@@ -116,16 +127,18 @@ def never_trained(tested: np.ndarray, whole: np.ndarray) -> list[str]:
 
 def held_out_alone(available: np.ndarray, validating: np.ndarray, val_split: str) -> list[str]:
     """Say where rows that validate are of classes that no other row has, or of few classes alone."""
-    present, found = np.flatnonzero(available + validating), np.flatnonzero(validating)
+    found, absent = np.flatnonzero(validating), available[validating == 0]
     lacking, rows = np.flatnonzero((validating > 0) & (available == 0)), validating.sum()
     other = "--val-split stratified"
-    if val_split == STRATIFIED:
+    if val_split == STRATIFIED or (lacking.size and (validating[lacking] == 1).all()):
         other = "--val-fraction 0, or give more images of them"
     if lacking.size:
         count = f"{validating[lacking].sum()} of {rows} validation rows"
         return [f"{count} are of {_named(lacking)}, and no training row is: use {other}"]
-    if val_split != STRATIFIED and rows >= len(present) + MORE and 2 * len(found) <= len(present):
-        return [f"all {rows} validation rows are of {_named(found)}, of {len(present)} classes: use {other}"]
+    by_chance = (1 - rows / (rows + available.sum())) ** absent.sum()
+    if val_split != STRATIFIED and rows and by_chance < RARE:
+        present = np.count_nonzero(available + validating)
+        return [f"all {rows} validation rows are of {_named(found)}, of {present} classes: use {other}"]
     return []
 
 

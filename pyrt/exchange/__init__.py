@@ -112,6 +112,16 @@ class Setting:
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there are buckets, each with gradients in it."""
+        if not self.buckets:
+            raise ValueError("an exchange needs a bucket or more")
+        for start, stop in self.buckets:
+            if not 0 <= start < stop <= self.gradients.size:
+                raise ValueError(
+                    f"no bucket has elements {start} to {stop} of {self.gradients.size} gradients"
+                )
+
     @property
     def updated(self) -> int:
         """Count the gradients of parameters that the update changes: the first; the rest is summed only."""

@@ -21,6 +21,7 @@ from nn import check, reference
 from nn.checkpoints import files
 from nn.checkpoints.stopping import Stopping
 from nn.held_out import SPLITS as VAL_SPLITS
+from nn.held_out import TAIL
 from nn.network import ACTIVATIONS, HEADS
 from nn.options import Options
 from nn.plan import SAMPLES, SPLITS
@@ -57,10 +58,12 @@ class RandomRun:
 
     @classmethod
     def drawn(cls, number: int, ranks: int, device: str) -> RandomRun:
+        """Draw the run of this number, the same each time."""
         rng = np.random.default_rng([number, ranks])
         shards = int(rng.choice([size for size in (1, 2, 2, 3, 3, 4, 4) if ranks % size == 0]))
         hidden = tuple(int(units) for units in rng.integers(shards, 12, rng.integers(1, 4)))
         splits = [str(rng.choice(SPLITS)) if shards > 1 else SAMPLES for _ in (*hidden, CLASSES)]
+        val_fraction = float(rng.choice([0.0, 0.2]))
         exchange = str(rng.choice(ON_THE_CPU if device == "cpu" else WITH_KERNELS))
         options = Options(
             hidden=hidden,
@@ -75,8 +78,8 @@ class RandomRun:
             dtype=str(rng.choice(["float64", "float64", "float32"])),
             shuffle=bool(rng.integers(2)),
             seed=int(rng.integers(100)),
-            val_fraction=float(rng.choice([0.0, 0.2])),
-            val_split=str(rng.choice(VAL_SPLITS)),
+            val_fraction=val_fraction,
+            val_split=str(rng.choice(VAL_SPLITS)) if val_fraction else TAIL,
             device=device,
             exchange=exchange,
             ranks_per_node=int(rng.integers(2, 4)) if exchange == "hierarchical" else None,
@@ -151,10 +154,11 @@ class RandomRun:
             changed = dataclasses.replace(
                 options, checkpoint=checkpoints, checkpoint_every=every, resume=resume
             )
-            return run(changed, job)
+            report = run(changed, job)
         finally:
             Stopping.is_agreed = is_agreed  # type: ignore[method-assign]
-            job.comm.barrier()
+        job.comm.barrier()
+        return report
 
     def _check_against_the_reference(self, options: Options, kept: files.Checkpoint, report: Report) -> None:
         parameters, velocity, losses = trained(Problem.of(options, load(options)[0]))

@@ -16,6 +16,7 @@ from pyrt.errors import UserError
         ("Hidden", "hidden"),
         ("val", "val-fraction"),  # a beginning, too short to be like the whole
         ("learning-rate", "lr"),
+        ("learning_rate", "lr"),
         ("h", ""),
         ("", ""),
         ("nonsense", ""),

@@ -308,6 +308,14 @@ def test_sums_without_an_update(cpu: CpuDriver, driver: Driver, job: Job) -> Non
     node.Free()
 
 
+@pytest.mark.parametrize("buckets", [[], [Bucket(0, 3), Bucket(3, 3)], [Bucket(0, SIZE + 1)]], ids=str)
+def test_buckets_that_hold_no_gradients_are_refused(
+    cpu: CpuDriver, job: Job, buckets: Sequence[Bucket]
+) -> None:
+    with pytest.raises(ValueError, match="bucket"):
+        Trainer("host", cpu, job, buckets, np.dtype("f4"))
+
+
 def test_numbers_that_no_exchange_sums_are_refused(cpu: CpuDriver, job: Job) -> None:
     for name in exchange.CHOICES:
         with pytest.raises(UserError, match="sums float32 and float64, not int32"):
