@@ -252,3 +252,7 @@ def test_help_names_every_option(capsys):
 
 def test_more_classes_than_a_label_may_have():
     assert refusal("--classes", "65537") == "--classes 65537: must be at most 65536"
+
+
+def test_a_way_to_hold_out_no_rows_is_refused():
+    assert "nothing is held out" in refusal("--val-fraction", "0", "--val-split", "random")
