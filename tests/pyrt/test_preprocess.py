@@ -30,13 +30,33 @@ from pyrt.preprocess import preprocess
         ("#if A == \\\n 2", True),
         ("#if (A", None),
         ("#if A B", None),
-        ("#if A ? 1 : 0", None),
+        ("#if A ? 0 : 1", False),
+        ("#if MISSING ? 0 : A == 2 ? 1 : 0", True),
+        ("#if A ? 1", None),
+        ("#if true", True),
+        ("#if false", False),
+        ("#if USE && USE == 1", True),  # a macro that is true
+        ("#if 010 == 8", True),
+        ("#if 09", None),
+        ("#if -7 / 2 == -3 && 7 / -2 == -3 && -7 / -2 == 3", True),
+        ("#if -7 % 2 == -1 && 7 % -2 == 1", True),
+        ("#if (6 & 3 | 8 ^ 1) == 11 && ~5 == -6", True),
+        ("#if 1 | 2 == 2 && (1 << 4 >> 1 + 1) == 4 && -1 >> 1 == -1", True),
+        ("#if 1 << 64", None),
+        ("#if ~0u > 0", None),  # numbers without a sign wrap around
+        ("#if defined MISSING && (10 / MISSING) > 1", False),
+        ("#if A == 2 || __CUDA_ARCH__ >= 800", True),
+        ("#if A == 2 && __CUDA_ARCH__ >= 800", None),
+        ("#ifdef CALLED", True),
+        ("#ifndef CALLED", False),
+        ("#if CALLED(0)", None),
         ("#if LOOP", None),
         ("#", True),
     ],
 )
 def test_conditions(condition: str, holds: bool | None) -> None:
-    macros = "#define A 2\n#define B (A + 1)\n#define C (A+A)\n#define LOOP LOOP\n"
+    macros = "#define A 2\n#define B (A + 1)\n#define C (A+A)\n#define LOOP LOOP\n#define USE true\n"
+    macros += "#define CALLED(x) x\n"
     end = "#endif" if condition.startswith("#if") else ""
     text, _ = preprocess(
         f"{macros}{condition}\nyes\n{'#else' if end else ''}\n{'no' if end else ''}\n{end}\nend"
@@ -55,11 +75,22 @@ def test_macros() -> None:
     source = (
         "#define A 1\n#define F(x) x\n#define B\n#undef A\n#define C float \\\n *\n#if 0\n#define D 1\n#endif"
     )
-    assert preprocess(source)[1] == {"B": [""], "C": ["float   *"]}
+    assert preprocess(source)[1] == {"A": ["1", "A"], "B": [""], "C": ["float   *"]}
     unsure = "#ifdef __X\n#define A 1\n#else\n#define A 2\n#endif\n#if A == 1\nyes\n#else\nno\n#endif"
     text, macros = preprocess(unsure)
     assert macros == {"A": ["1", "2"]}
     assert text.split() == ["yes", "no"]
+
+
+def test_conditions_see_the_macros_as_they_are_there() -> None:
+    source = "#define A 1\n#undef A\n#ifdef A\nno\n#endif\n#define A 2\n#if A == 2\nyes\n#endif\n#undef B"
+    text, macros = preprocess(source)
+    assert text.split() == ["yes"]
+    assert macros == {"A": ["1", "A", "2"]}
+
+
+def test_a_comment_that_ends_in_a_backslash_goes_on() -> None:
+    assert preprocess("a // b \\\n c\nd")[0].split() == ["a", "d"]
 
 
 def test_comments_and_strings() -> None:
