@@ -7,7 +7,6 @@ another form is listed with the reason why it cannot.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,13 @@ from pyrt.preprocess import Macros, preprocess
 
 # These begin with what is rare: re is slow where it must look closely at every word.
 _BRACE_OR_KERNEL = re.compile(r"[{}]|__global__\b")
-_TYPEDEF = re.compile(r"typedef\s+(?P<meaning>[\w\s:*<>]+?[\s*])(?P<name>\w+)\s*;")
+_BRACE_OR_TYPE = re.compile(r"[{}]|typedef\b|using\b")
+_TYPEDEF = re.compile(
+    r"typedef\s+(?P<meaning>[\w\s:*<>]+?[\s*])(?P<name>\w+)\s*(?P<others>(?:,[\s*]*\w+\s*)*);"
+)
 _USING = re.compile(r"using\s+(?P<name>\w+)\s*=(?P<meaning>[\w\s:*<>]+);")
 _SCOPE = re.compile(r"\b(?:namespace|struct|class|union)\b[^()=]*$")
+_STRUCTURE = re.compile(r"\b(?:struct|class|union)\b(?:\s*(?:__align__|alignas)\s*\([^()]*\))?[^()=]*$")
 _C_LINKAGE = re.compile(r'\bextern\s*"C"')
 _WORD_AFTER = re.compile(r"\s*(\w+)\s*")
 _NAME_AFTER = re.compile(r"\s*(?!__|noexcept\b)\w")
@@ -33,6 +36,7 @@ _QUALIFIERS = frozenset(
     )
 )
 _PLAIN_TYPE = re.compile(r"[\w\s:*<>]*")
+_ATTRIBUTE = re.compile(r"\[\[.*?\]\]", re.DOTALL)
 _UNDECIDED = "under an #if that only a compiler can decide: let a `// constants:` line decide"
 _POINTER = CType(np.dtype(np.uint64))
 """Elements of an array of pointers."""
@@ -104,17 +108,22 @@ class _Declaration:
 
 
 def _declarations(text: str) -> Iterator[_Declaration]:
+    for place, blocks in _places(_BRACE_OR_KERNEL, text):
+        declaration = _declaration(text, place, blocks)
+        if declaration is not None:
+            yield declaration
+
+
+def _places(brace_or_other: re.Pattern[str], text: str) -> Iterator[tuple[int, list[str]]]:
+    """Find the places of what is no brace, each with the text that opens each block around it."""
     open_braces: list[int] = []
-    for match in _BRACE_OR_KERNEL.finditer(text):
+    for match in brace_or_other.finditer(text):
         if match[0] == "{":
             open_braces.append(match.start())
         elif match[0] == "}":
             del open_braces[-1:]
         else:
-            blocks = [text[_beginning(text, brace) : brace] for brace in open_braces]
-            declaration = _declaration(text, match.start(), blocks)
-            if declaration is not None:
-                yield declaration
+            yield match.start(), [text[_beginning(text, brace) : brace] for brace in open_braces]
 
 
 def _beginning(text: str, place: int) -> int:
@@ -186,15 +195,32 @@ def _either(first: Signature, second: Signature) -> Signature:
 
 
 def _split(parameters: str) -> list[str]:
-    """Split a list of parameters at the commas that are not within brackets."""
-    parts, depth = [""], 0
-    for piece in re.split(r"([,()<>{}\[\]])", parameters):
+    """Split a list of parameters at the commas that are not within brackets.
+
+    In a default value, < and > compare.
+    """
+    parts, depth, in_default = [""], 0, False
+    for piece in re.split(r"([,()<>{}\[\]=])", parameters):
         if piece == "," and depth == 0:
             parts.append("")
+            in_default = False
             continue
-        depth += (piece in ("(", "<", "{", "[")) - (piece in (")", ">", "}", "]"))
+        in_default |= piece == "=" and depth == 0
+        if piece not in ("<", ">") or not in_default:
+            depth += (piece in ("(", "<", "{", "[")) - (piece in (")", ">", "}", "]"))
         parts[-1] += piece
     return [part.strip() for part in parts if part.strip()]
+
+
+def _named_types(text: str) -> Iterator[tuple[str, str]]:
+    """Find the names that typedef and using give to types outside of structures, each with its meaning."""
+    for place, blocks in _places(_BRACE_OR_TYPE, text):
+        match = _TYPEDEF.match(text, place) or _USING.match(text, place)
+        if match and not any(map(_STRUCTURE.search, blocks)):
+            yield match["name"], match["meaning"]
+            base = match["meaning"].rstrip("* \t\n")
+            for other in (match.groupdict().get("others") or "").split(",")[1:]:
+                yield other.strip("* \t\n"), base + "*" * other.count("*")
 
 
 class _Types:
@@ -202,14 +228,16 @@ class _Types:
 
     def __init__(self, macros: Macros, text: str) -> None:
         self._meanings: Macros = {name: list(values) for name, values in macros.items()}
-        for match in itertools.chain(_TYPEDEF.finditer(text), _USING.finditer(text)):
-            others = self._meanings.setdefault(match["name"], [])
-            if _words(match["meaning"]) not in map(_words, others):
-                others.append(match["meaning"])
+        for name, meaning in _named_types(text):
+            others = self._meanings.setdefault(name, [])
+            if _words(meaning) not in map(_words, others):
+                others.append(meaning)
 
     def parameter(self, text: str, index: int) -> Parameter:
         """Read one parameter of a list. Raises _NotTaken."""
-        declared = text.split("=")[0]
+        declared = _ATTRIBUTE.sub("", text).split("=")[0]
+        if declared.count("<") != declared.count(">"):
+            raise _NotTaken("a default value among its parameters has a comma within <>: put it in brackets")
         is_array = re.search(r"\[[^]]*\]", declared)
         plain = re.sub(r"\[[^]]*\]", "", declared)
         if not _PLAIN_TYPE.fullmatch(plain) or not _words(plain):
@@ -236,7 +264,9 @@ class _Types:
             if not meanings or word in within:
                 resolved.append(word)
             elif len(meanings) > 1:
-                raise _NotTaken(f"{word} has several meanings, {_UNDECIDED}")
+                raise _NotTaken(
+                    f"{word} has several meanings, by #undef or {_UNDECIDED}, or give each a name of its own"
+                )
             elif not _PLAIN_TYPE.fullmatch(meanings[0]):
                 raise _NotTaken(f"the macro {word} stands among its parameters: write them out")
             else:

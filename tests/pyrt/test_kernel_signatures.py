@@ -125,7 +125,24 @@ class TestForms:
             (
                 "#if __CUDA_ARCH__ > 800\ntypedef float T;\n#else\ntypedef int T;\n#endif\n"
                 'extern "C" __global__ void f(T *x) {}',
-                "T has several meanings, under an #if that only a compiler can decide: let a `// constants:`",
+                "T has several meanings, by #undef or under an #if that only a compiler can decide: let a",
+            ),
+            (
+                '#define T double\nextern "C" __global__ void f(T a, double *x) {}\n'
+                "#undef T\n#define T float",
+                "T has several meanings, by #undef",
+            ),
+            (
+                '#define half float\n#undef half\nextern "C" __global__ void f(half *x) {}',
+                "half has several meanings, by #undef",
+            ),
+            (
+                '#define T double\n#undef T\ntypedef float T;\nextern "C" __global__ void f(T *x) {}',
+                "T has several meanings, by #undef",
+            ),
+            (
+                'extern "C" __global__ void f(int n = size<int, float>::value) {}',
+                "default value among its parameters has a comma within <>",
             ),
             (
                 '#ifdef PYRT_EMULATED\nextern "C" __global__ void f(int n) {}\n'
@@ -179,6 +196,7 @@ class TestParameters:
             ),
             ("half *a, __half b, half2 *c", [array("a", "f2"), number("b", "f2"), array("c", "f2", 2)]),
             ("void *a, struct Pair *b, std::complex<float> *c", [array(name, "u1") for name in "abc"]),
+            ("[[maybe_unused]] int n, float *x [[maybe_unused]]", [number("n", "i4"), array("x", "f4")]),
             ("float **a, const void *const *b", [array("a", "u8"), array("b", "u8")]),
             ("const __grid_constant__ int n, volatile int *flag", [number("n", "i4"), array("flag", "i4")]),
         ],
@@ -195,11 +213,38 @@ class TestParameters:
             "#define T float",
             "#define U float\ntypedef U V; using T = V;",
             "#ifndef T\n#define T float\n#endif",
+            "#define true_type 1\n#if true\n#define T float\n#else\n#define T double\n#endif",
+            "struct S { typedef double T; }; typedef float T;",
+            "typedef float T; template <class X> struct S { using T = X; int f() { typedef int T; } };",
+            "struct alignas(16) S { typedef double T; }; typedef float T;",
+            'extern "C" { typedef float T; }',
+            "namespace mine { typedef float T; } using namespace mine;",
+            "typedef float *pointer, T, **pointers;",
             "#ifdef OTHER\n#define T double\n#else\n#define T float\n#endif",
         ],
     )
     def test_under_names_of_the_source(self, before: str) -> None:
         assert parameters("T a, const T *b", before) == [number("a", "f4"), array("b", "f4")]
+
+    def test_a_typedef_may_give_several_names(self) -> None:
+        before = "typedef const float real, *floats, **more;"
+        assert parameters("real a, floats b, more c, real *d", before) == [
+            *(number("a", "f4"), array("b", "f4"), array("c", "u8"), array("d", "f4"))
+        ]
+
+    def test_a_type_within_a_structure_hides_none_of_cuda(self) -> None:
+        assert parameters("half *x", "struct S { typedef float half; };") == [array("x", "f2")]
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("1 << 4", "sizeof(int) > 2 ? 1 : 2", "(1 < 2)", "1 < 2", "2 >= 1", "64 >> 2", "g(1, 2)"),
+            *("{1}", "a->b", "size<int>::value", "(size<int, float>::value)"),
+        ],
+    )
+    def test_with_default_values(self, value: str) -> None:
+        text = f"int n = {value}, float *x = nullptr, const pair<int> *y = {value}, int m = {value}"
+        assert parameters(text) == [number("n", "i4"), array("x", "f4"), array("y", "u1"), number("m", "i4")]
 
     def test_pointers_and_qualifiers_may_have_names_too(self) -> None:
         before = "typedef const float *floats;\n#define RESTRICT __restrict__\n#define NOTHING"
