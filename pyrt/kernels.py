@@ -40,6 +40,7 @@ REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 Constants = Mapping[str, str | int]
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*$', re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _CONSTANTS = re.compile(r"^// constants:(.*)$", re.MULTILINE)
 _ARCHITECTURES = re.compile(r"^// architectures:(.*)$", re.MULTILINE)
 
@@ -48,22 +49,37 @@ def flatten(path: Path, directories: Sequence[Path]) -> str:
     """The source of a kernel file with its ``#include "..."`` files in place, each once.
 
     nvcc's preprocessor need not run to know whether a compiled version is in the cache. ``#line`` keeps
-    every error at its own file and line. Raises UserError for a file that is not there or is not UTF-8.
+    every error at its own file and line. The compiler decides about an ``#include`` within an ``#if`` or a
+    comment where its file is not there. Raises UserError for any other file that is not there, and for one
+    that is not UTF-8.
     """
-    return _flatten(path, directories, set())
+    return _flatten(path, directories, set(), False)
 
 
-def _flatten(path: Path, directories: Sequence[Path], seen: set[Path]) -> str:
+def _flatten(path: Path, directories: Sequence[Path], seen: set[Path], perhaps: bool) -> str:
+    """Flatten one file; ``perhaps``: a compiler may not read it."""
     seen.add(path)
     source = _text(path).replace("#pragma once", "")  # each file is taken once anyway
 
     def included(match: re.Match[str]) -> str:
-        found = find(match[1], [path.parent, *directories])
-        text = "" if found in seen else _flatten(found, directories, seen)
+        may_not_count = perhaps or _may_not_count(source[: match.start()])
+        try:
+            found = find(match[1], [path.parent, *directories])
+        except UserError:
+            if may_not_count:
+                return match[0]
+            raise
+        text = "" if found in seen else _flatten(found, directories, seen, may_not_count)
         next_line = source.count("\n", 0, match.end()) + 2
         return f'{text}\n#line {next_line} "{path}"'
 
     return f'#line 1 "{path}"\n{_INCLUDE.sub(included, source)}'
+
+
+def _may_not_count(before: str) -> bool:
+    """Tell whether what stands behind this text is within an ``#if`` or a comment."""
+    opened = [-1 if directive == "endif" else 1 for directive in _CONDITION.findall(before)]
+    return sum(opened) > 0 or before.rfind("/*") > before.rfind("*/")
 
 
 def _text(path: Path) -> str:

@@ -100,6 +100,18 @@ class TestFlatten:
         with pytest.raises(UserError, match=r"no kernel file b\.cu in"):
             find("b.cu", [tmp_path])
 
+    def test_a_missing_file_that_may_not_count_is_left_to_the_compiler(self, tmp_path: Path) -> None:
+        """Within an #if, a comment, or a file that is included there; not behind them."""
+        line = '#include "missing.cuh"\n'
+        write(tmp_path, b__cuh=line)
+        for begin, end in (("#if 0\n", "#endif\n"), ("#ifdef X\n#else\n", " # endif\n"), ("/*\n", "*/\n")):
+            for include in (line, '#include "b.cuh"\n'):
+                write(tmp_path, a__cu=begin + include + end)
+                assert line in flatten(tmp_path / "a.cu", [])
+            write(tmp_path, a__cu=begin + end + line)
+            with pytest.raises(UserError, match=r"no kernel file missing\.cuh"):
+                flatten(tmp_path / "a.cu", [])
+
     def test_a_header_of_the_compilers_stands_in_angle_brackets(self, tmp_path: Path) -> None:
         write(tmp_path, a__cu='#include "cuda_fp16.h"\n')
         with pytest.raises(UserError, match=r"no kernel file cuda_fp16\.h in .*included as <\.\.\.>$"):
