@@ -228,6 +228,10 @@ class _Types:
 
     def __init__(self, macros: Macros, text: str) -> None:
         self._meanings: Macros = {name: list(values) for name, values in macros.items()}
+        for name, values in self._meanings.items():
+            own = c_type([name])
+            if own and any(c_type(_words(value)) != own for value in values) and name not in values:
+                values.append(name)  # a kernel before the #define has CUDA's type
         for name, meaning in _named_types(text):
             others = self._meanings.setdefault(name, [])
             if _words(meaning) not in map(_words, others):

@@ -136,6 +136,7 @@ class TestForms:
                 '#define half float\n#undef half\nextern "C" __global__ void f(half *x) {}',
                 "half has several meanings, by #undef",
             ),
+            ('extern "C" __global__ void f(half *x) {}\n#define half float', "half has several meanings"),
             (
                 '#define T double\n#undef T\ntypedef float T;\nextern "C" __global__ void f(T *x) {}',
                 "T has several meanings, by #undef",
@@ -234,6 +235,9 @@ class TestParameters:
 
     def test_a_type_within_a_structure_hides_none_of_cuda(self) -> None:
         assert parameters("half *x", "struct S { typedef float half; };") == [array("x", "f2")]
+
+    def test_a_macro_may_say_what_a_type_of_cuda_is(self) -> None:
+        assert parameters("uint n", "#define uint unsigned int") == [number("n", "u4")]
 
     @pytest.mark.parametrize(
         "value",
