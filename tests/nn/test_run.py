@@ -213,7 +213,8 @@ def test_more_classes_than_the_labels_have(tmp_path, digits):
     options = using(data=digits(test=7), classes=5, save=tmp_path / "w.npz")
     trained = run(options)
     assert trained.environment["network"].startswith("12-9-5,") and len(trained.test.recall) == 5
-    scoring = using(options, save=None, evaluate=True, init=tmp_path / "w.npz", val_split="stratified")
+    split = {"val_fraction": 0.1, "val_split": "stratified"}
+    scoring = using(options, save=None, evaluate=True, init=tmp_path / "w.npz", **split)
     assert run(scoring).test == trained.test
     with pytest.raises(
         UserError, match=r"W2 of shape \(5, 9\).*give the --hidden and --classes it was saved"
