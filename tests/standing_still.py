@@ -26,6 +26,9 @@ from pytest_mpi.plugin import CHILD_PROCESS_FLAG
 LIMIT = 50.0
 """Seconds without a word of progress."""
 
+STARTING = 50.0
+"""Seconds in which MPI and pytest start in a rank."""
+
 GRACE = 5.0
 """Seconds between the first thing that is tried and the next."""
 
@@ -41,7 +44,7 @@ def start() -> None:
     global _stderr
     _stderr = os.fdopen(os.dup(2), "w")
     if IS_RANK:
-        allow()
+        allow(STARTING)
     else:
         signal.signal(signal.SIGALRM, _fail)
 

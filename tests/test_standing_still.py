@@ -81,7 +81,8 @@ def test_ranks(tmp_path: Path) -> None:
     code, printed = run_tests(tmp_path, RANKS)
     assert code == 1 and "3 failed" in printed
     assert "rank 1 is wrong" in printed
-    assert printed.count("in waits_in_mpi") >= 1 + 2 + 1
+    # Of both that wait, and of the one that waits while the other is at the end of its test.
+    assert printed.count("in waits_in_mpi") >= 2 + 1
 
 
 def test_a_process_of_its_own(tmp_path: Path) -> None:
