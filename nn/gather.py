@@ -78,7 +78,7 @@ def _is_common(part: RankPart, name: str) -> bool:
 
 
 def _first_owners(offered: Sequence[Sequence[Span]]) -> list[list[Span]]:
-    """Of each rank's spans, those that no rank before it has."""
+    """Return, for each rank, its spans that no rank before it has."""
     seen: set[Span] = set()
     result = []
     for spans in offered:

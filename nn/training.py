@@ -248,7 +248,7 @@ class Training:
             self._velocity.set(self._model.part.cut(dict(whole)))
 
     def whole_velocity(self) -> dict[str, np.ndarray]:
-        """Of all parameters, on rank 0; empty on others, and without momentum. Collective."""
+        """Gather all momentum on rank 0; empty on others, and where there is none. Collective."""
         if self._velocity is None:
             return {}
         part, job = self._model.part, self._machine.job
