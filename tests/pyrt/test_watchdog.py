@@ -189,7 +189,8 @@ class Thread:
 
 
 def watch(rank):
-    print("left", Watchdog(Thread(rank), lambda: print("told")).close(), flush=True)
+    left = Watchdog(Thread(rank), lambda: print("told")).close()
+    sys.stdout.write(f"left {{left}}\\n")  # at once: two threads print
 
 
 threads = [threading.Thread(target=watch, args=(rank,)) for rank in range(2)]
