@@ -1,4 +1,4 @@
-"""What the programs of this folder share: errors of one line, and the GPU that they need."""
+"""Shared by the programs of this folder: errors of one line, and the GPU that they need."""
 
 from __future__ import annotations
 

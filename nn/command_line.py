@@ -67,7 +67,7 @@ OTHER_NAMES = {
     "bfloat16": "bf16",
     "nccl": "peer",
 }
-"""What other programs call options and values of ours."""
+"""Names that other programs give to our options and values."""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -104,7 +104,7 @@ class _Version(argparse.Action):
 
 
 def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
-    # What is not given stays the default of `Options`: argparse knows none, and adds none to the help.
+    # argparse knows no defaults and adds none to the help: `Options` has them.
     settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
     if isinstance(field.default, bool):
         action = argparse.BooleanOptionalAction if field.default else "store_true"

@@ -1,4 +1,4 @@
-"""What a run is told: the options with their defaults, limits and help. `nn/command_line.py` reads them."""
+"""The options of a run with their defaults, limits and help. `nn/command_line.py` reads them."""
 
 # ruff: noqa: RUF009 (_option is dataclasses.field, with immutable defaults)
 

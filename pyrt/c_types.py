@@ -99,7 +99,7 @@ class Parameter:
 
     name: str
     type: CType
-    """Of the value, or of the elements of the array."""
+    """The type of the value, or of the elements of the array."""
     is_array: bool = False
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyrt.cgroups import folders
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""By which a BLAS is told of its threads; ranks pass them on to what they start."""
+"""Variables that set the threads of a BLAS; ranks pass them on to processes they start."""
 
 _OF_ALL = "OMP_NUM_THREADS"
 """The one that each BLAS heeds where its own is not there."""

@@ -41,7 +41,7 @@ class Dataset:
 
 
 class Wanted(NamedTuple):
-    """What a run asks of a data set.
+    """The demands of a run on a data set.
 
     dtype: float32 or float64, in which the run computes.
     classes: the number of classes; None: the largest training label + 1.

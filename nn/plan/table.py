@@ -39,7 +39,7 @@ def table(search: Search, best: Plan, width: int | None = None) -> str:
 
 
 def operations_table(search: Search, plan: Plan, width: int | None = None) -> str:
-    """What the rank that has most to do does in a step, and with whom. ``width``: as for `table`."""
+    """Lay out the step of the busiest rank: its work, and with whom. ``width``: as for `table`."""
     lines = Costing(
         on_paper(search.task, plan, search.rates.device, exchange=search.rates.exchange), search.rates
     ).lines
