@@ -16,6 +16,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import TextIO
@@ -87,11 +88,12 @@ class Clock:
                 stop()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[object]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[object]:
         """Print a rank's failure at once, which the wait for the others may keep for ever."""
         report = yield
-        if IS_RANK and report.failed:
-            print(f"{item.name} failed on a rank:\n{report.longreprtext}", file=_stderr, flush=True)
+        if IS_RANK and report.failed and call.excinfo is not None:  # also where --tb=no leaves no text
+            text = "".join(traceback.format_exception(call.excinfo.value))
+            print(f"{item.name} failed on a rank:\n{text}", file=_stderr, flush=True)
         return report
 
     @pytest.hookimpl(trylast=True)
