@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -253,6 +254,7 @@ class TestRefusals:
     def test_a_bucket_that_mpi_cannot_count(self, cpu: CpuDriver) -> None:
         trainer, comm, _ = deaf(cpu)
         trainer.exchange.close()
+        gradients: Any = np.broadcast_to(np.zeros(1, F4), 2**31)  # its size alone counts: 4 bytes of memory
         setting = exchange.Setting(
             cpu,
             trainer.streams,
@@ -260,7 +262,7 @@ class TestRefusals:
             comm,
             None,
             None,
-            None,
+            gradients,
             [Bucket(0, 2**31 - 2)],
             None,
         )
