@@ -22,11 +22,14 @@ setup:  ## prepare the environment that run and test use: PATH's own where it ha
 run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 --batch 3000
 	@bash tools/env.sh run bash tools/run.sh $(ARGS)
 
+# Two processes share the tests; ARGS="-n 0" runs them in one, for a debugger.
+PYTEST = python3 -m pytest -n 2 --dist worksteal
+
 test:  ## run the tests, those for a GPU where there is one
-	@bash tools/env.sh report python3 -m pytest $(ARGS)
+	@bash tools/env.sh report $(PYTEST) $(ARGS)
 
 test-long:  ## the same, and those that take minutes, many more random cases among them
-	@PYRT_LONG=1 bash tools/env.sh report python3 -m pytest $(ARGS)
+	@PYRT_LONG=1 bash tools/env.sh report $(PYTEST) $(ARGS)
 
 bench:  ## measure against cuBLAS, PyTorch and JAX, where they are installed; needs an NVIDIA GPU
 	@bash tools/env.sh run python3 -m bench $(ARGS)

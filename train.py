@@ -1,6 +1,6 @@
 """Train a fully connected network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
 
-The story of a run: start the job, read the options, train (nn/run.py), say what came out.
+The story of a run: start the job, read the options, train (nn/app/run.py), say what came out.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from pyrt.job import Job, run
+from pyrt.job.process_times import launch_start, process_start
 from pyrt.phases import Phases
-from pyrt.started import launch_start, process_start
 
 if TYPE_CHECKING:  # at run time only once MPI has started, see main
-    from nn.console import Console
-    from nn.report import Report
+    from nn.app.console import Console
+    from nn.app.report import Report
 
 
 def main(job: Job) -> int:
@@ -27,23 +27,23 @@ def main(job: Job) -> int:
     phases.charge("start Python and MPI", time.perf_counter())
     with phases.phase("import packages"):
         # Only now: NumPy's BLAS takes the number of threads that the job has set.
-        from nn.command_line import parse
-        from nn.files import STDOUT
+        from nn.app.command_line import parse
+        from nn.files.write import STDOUT
         from pyrt.devices import wake
     with contextlib.ExitStack() as stack:
         if job.rank > 0:  # only rank 0 prints
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        with job.together():
+        with job.agree():
             options = parse(sys.argv[1:])
         if STDOUT in options.written.values() and job.rank == 0:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # what the run says
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
-            from nn.console import Console
-            from nn.run import run as train
+            from nn.app.console import Console
+            from nn.app.run import run as train
         console = Console(speaking=job.rank == 0, quiet=options.quiet)
         report = train(options, job, phases, console)
-        with job.together():
+        with job.agree():
             if job.rank == 0:
                 if not options.memory:
                     conclude(report, console)
@@ -54,7 +54,7 @@ def main(job: Job) -> int:
 
 def conclude(report: Report, console: Console) -> None:
     """Print the results, then where the time went."""
-    from nn.report import phase_table
+    from nn.app.report import phase_table
 
     if report.check is not None:
         show = console.say if report.check.passed else console.tell

@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
-from nn.console import Console
+from nn.app.console import Console
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.checkpoints.state import Checkpoint
-    from nn.options import Options
+    from nn.app.options import Options
+    from nn.checkpoints.metadata import Checkpoint
 
 MINUTE = 60.0
 """Seconds between two checkpoints, for the share."""
@@ -155,7 +155,7 @@ def _mean(seconds: Sequence[float]) -> float | None:
 
 def options_of(case: Case, device: str, folder: Path | None) -> Options:
     """Of a run with checkpoints in that folder, or as long without any."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     return Options(
         hidden=case.hidden,
@@ -179,14 +179,14 @@ def measure(job: Job, case: Case, device: str, folder: Path) -> Measured | None:
 
     Raises UserError, on all ranks, where what was written is no good checkpoint.
     """
-    from nn.checkpoints.keeper import SNAPSHOT
-    from nn.run import run as train
+    from nn.app.run import run as train
+    from nn.checkpoints.checkpointer import SNAPSHOT
 
     without, within = Watch(), Watch()
     train(options_of(case, device, None), job, console=without)
     with watched_writing() as writings:
         report = train(options_of(case, device, folder), job, console=within)
-    with job.together():
+    with job.agree():
         nbytes = checked_size(folder) if job.rank == 0 else 0
     if job.rank > 0:
         return None
@@ -232,7 +232,7 @@ def table(rows: Sequence[Measured]) -> str:
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         parser = Parser("checkpoints.py", __doc__)
         parser.add_argument("--device", choices=tuple(CASES), default="cuda", help="(default: cuda)")
         parser.add_argument("--folder", metavar="DIR", help="where to write (default: for temporary files)")

@@ -1,4 +1,4 @@
-"""What a rank sends, counted where it is given to MPI: beside what the formulas of nn/plan/cost.py say."""
+"""What a rank sends, counted where it is given to MPI, beside what nn/autotune/cost.py says of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.options import Options
-    from nn.plan import Plan
+    from nn.app.options import Options
+    from nn.parallel.plan import Plan
     from pyrt.job import Job
 
 
@@ -52,11 +52,11 @@ def sent_in_run(options: Options, plan: Plan, folder: Path, job: Job) -> Counter
 
     Only of ways through host memory: what goes over peer memory MPI does not see. Collective.
     """
-    from nn.plan import files
-    from nn.run import run
+    from nn.app.run import run
+    from nn.parallel import plan_files
 
     path, counted = folder / "plan.json", Counter[str]()
     if job.rank == 0:
-        files.save(path, plan)
+        plan_files.save(path, plan)
     run(replace(options, plan=str(path)), replace(job, comm=CountingComm(job.comm, counted)))  # type: ignore[arg-type]
     return counted

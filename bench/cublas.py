@@ -7,13 +7,13 @@ products are captured and timed as the project's own are.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from nn.launch.gemm import Product
 from pyrt.clock import Work
 from pyrt.driver import StreamHandle
-from pyrt.memory import DeviceArray
 
 MATHS = ("float32", "tf32")
 """How cuBLAS may multiply float32: as such, or rounded to TF32 on tensor cores."""
@@ -28,15 +28,7 @@ class Cublas(Protocol):
 
     name: str
 
-    def product(
-        self,
-        D: DeviceArray,
-        A: DeviceArray,
-        B: DeviceArray,
-        transpose_a: bool,
-        transpose_b: bool,
-        math: str,
-    ) -> Work:
+    def product(self, product: Product, math: str) -> Work:
         """D = op(A) op(B), contiguous float32 matrices, as work for a stream; ``math`` of `MATHS`."""
 
 
@@ -59,19 +51,12 @@ class TorchCublas:
             raise ImportError("PyTorch sees no GPU")
         self.name = f"cuBLAS of CUDA {torch.version.cuda}, through PyTorch {torch.__version__}"
 
-    def product(
-        self,
-        D: DeviceArray,
-        A: DeviceArray,
-        B: DeviceArray,
-        transpose_a: bool,
-        transpose_b: bool,
-        math: str,
-    ) -> Work:
+    def product(self, product: Product, math: str) -> Work:
         torch = self._torch
-        out, left, right = (torch.as_tensor(_Shared(array), device="cuda") for array in (D, A, B))
-        left = left.t() if transpose_a else left
-        right = right.t() if transpose_b else right
+        arrays = product.D, product.A, product.B
+        out, left, right = (torch.as_tensor(array, device="cuda") for array in arrays)
+        left = left.t() if product.transpose_a else left
+        right = right.t() if product.transpose_b else right
 
         def queue(stream: StreamHandle) -> None:
             torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
@@ -94,19 +79,11 @@ class CupyCublas:
         self.name = f"cuBLAS {version}, through CuPy {cupy.__version__}"
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
-    def product(
-        self,
-        D: DeviceArray,
-        A: DeviceArray,
-        B: DeviceArray,
-        transpose_a: bool,
-        transpose_b: bool,
-        math: str,
-    ) -> Work:
+    def product(self, product: Product, math: str) -> Work:
         # cuBLAS is column-major: each of our arrays is its transpose there. D^T = op(B)^T op(A)^T.
-        (M, N), K = D.shape, A.shape[0] if transpose_a else A.shape[1]
+        (M, N, K), D, A, B = product.sizes, product.D, product.A, product.B
         arguments = (
-            *(int(transpose_b), int(transpose_a), N, M, K),
+            *(int(product.transpose_b), int(product.transpose_a), N, M, K),
             *(self._one.ctypes.data, B.pointer, _FLOAT, B.ld, A.pointer, _FLOAT, A.ld),
             *(self._zero.ctypes.data, D.pointer, _FLOAT, D.ld),
             *(_COMPUTE[math], _DEFAULT),
@@ -117,15 +94,3 @@ class CupyCublas:
                 self._cublas.gemmEx(self._handle, *arguments)
 
         return queue
-
-
-class _Shared:
-    """A device array as other libraries take it, without a copy."""
-
-    def __init__(self, array: DeviceArray) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.pointer, False),
-            "version": 3,
-        }

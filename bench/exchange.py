@@ -31,11 +31,11 @@ from pyrt.errors import UserError
 from pyrt.job import AgreedError, Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.launches import Descent
-    from pyrt.driver import Driver, StreamHandle
-    from pyrt.exchange import Bucket, Exchange, QueueWork
+    from nn.launch.update import Segment
+    from pyrt.arrays import DeviceArray
+    from pyrt.driver import Driver
+    from pyrt.exchange import Bucket, Exchange, PackedUpdate, QueueWork
     from pyrt.exchange.peer import Peers
-    from pyrt.memory import DeviceArray
 
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
@@ -66,52 +66,41 @@ class PlainUpdate:
     """p -= RATE g, on all of a flat buffer: by kernels or, on a device that has none, in NumPy."""
 
     def __init__(self, parameters: DeviceArray, gradients: DeviceArray) -> None:
-        from nn.launches import Kernels
+        from nn.launch.kernels import Kernels
+        from nn.launch.update import UpdateArrays
+        from nn.optimisers import Sgd
         from pyrt.kernels import KernelLibrary
 
-        self._parameters, self._gradients = parameters, gradients
         self._has_kernels = parameters.driver.has_kernels
         self._kernels = Kernels(KernelLibrary(parameters.driver), parameters.dtype)
+        self._arrays = UpdateArrays(Sgd(RATE, 0.0, 0.0), parameters, gradients, {}, None)
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
+        from nn.launch.update import Update
+
         if not buckets:  # to end a step takes nothing here
             return self.refresh()
-        return self._kernels.sgd(self._descent(buckets)) if self._has_kernels else self._in_numpy(buckets)
-
-    def _in_numpy(self, buckets: Sequence[Bucket]) -> QueueWork:
-        import numpy as np
-
-        parts = [
-            [array.rows(*bucket).host_view() for array in (self._parameters, self._gradients)]
-            for bucket in buckets
-        ]
-        scratch = [np.empty_like(p) for p, _ in parts]
-
-        def update(stream: StreamHandle) -> None:
-            for (p, g), step in zip(parts, scratch, strict=True):
-                np.multiply(g, p.dtype.type(RATE), out=step)
-                np.subtract(p, step, out=p)
-
-        return update
+        work = Update(self._arrays, self._segments(buckets))
+        if self._has_kernels:
+            return work.on_device(self._kernels)
+        compute = work.in_numpy()
+        return lambda stream: compute()
 
     def refresh(self) -> QueueWork:
-        return lambda stream: None
+        from pyrt.exchange import nothing
 
-    def bind_spread(self, peers: Peers) -> QueueWork:
-        return self._kernels.sum_update_spread(peers, self._descent(peers.buckets))
+        return nothing
 
-    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        descent = self._descent(peers.buckets)
-        return (
-            self._kernels.sum_shards(peers, descent.stretches),
-            self._kernels.sum_update_spread(peers, descent, summed=True),
-        )
+    def for_peers(self, peers: Peers) -> PackedUpdate:
+        return self._arrays.for_peers(self._kernels, self._segments(peers.buckets), None)
 
-    def _descent(self, buckets: Sequence[Bucket]) -> Descent:
-        from nn.launches import Descent, Stretch
+    def bind_end(self) -> QueueWork:
+        return self.refresh()
 
-        stretches = [Stretch(start, stop - start, 0) for start, stop in buckets]
-        return Descent(self._parameters, self._gradients, None, stretches, RATE, 0.0, 0.0)
+    def _segments(self, buckets: Sequence[Bucket]) -> list[Segment]:
+        from nn.launch.update import Segment
+
+        return [Segment(start, stop - start, 0) for start, stop in buckets]
 
 
 class Contender:
@@ -121,8 +110,8 @@ class Contender:
         import numpy as np
 
         from pyrt import exchange
+        from pyrt.arrays import DeviceArray
         from pyrt.exchange.peer_flags import PeerFlagsExchange
-        from pyrt.memory import DeviceArray
         from pyrt.phases import Phases
         from pyrt.streams import Streams
 
@@ -134,7 +123,7 @@ class Contender:
         self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))
         update = PlainUpdate(self._parameters, self._gradients)
         phases = Phases(time.perf_counter())
-        setting = exchange.Setting(
+        setting = exchange.ExchangeContext(
             driver,
             self.streams,
             job,
@@ -256,7 +245,7 @@ def asked(words: Sequence[str]) -> Sequence[str]:
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         ways = asked(sys.argv[1:])
         require_gpu()
         if job.size == 1:

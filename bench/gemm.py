@@ -1,5 +1,11 @@
 """The ladder of matrix products: every version, and what `auto` takes, against cuBLAS on the same data.
 
+    python -m bench.gemm
+    python -m bench.gemm --file examples/my_gemm.cu --kernel my_gemm --shape 512,512,512
+
+The second line is for a kernel of your own: it takes part in one product (bench/own_gemm.py says what it must
+look like). Without a GPU that is done on the emulated device, where times mean nothing: give small sizes.
+
 Each product is compared with a float64 one first, on normal and on uniform [0, 1) data; what is wrong is
 not timed, and ends in exit code 1. Times are for normal data that the GPU's cache may hold, as in a step.
 """
@@ -18,16 +24,19 @@ from tabulate import tabulate
 
 from bench import cublas
 from bench.cublas import MATHS, Cublas
+from bench.own_gemm import OwnKernel, add_options, read_options
 from bench.program import require_gpu, start
 from bench.timing import ROUNDS, Times, alternate, repetition
-from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
-from nn.launches import Kernels
-from nn.required import required
+from nn.launch import gemm as launch
+from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
+from nn.launch.kernels import Kernels
 from pyrt.arguments import Parser
+from pyrt.arrays import DeviceArray
 from pyrt.clock import StreamClock, Work
+from pyrt.devices import first_device
 from pyrt.driver import Driver
+from pyrt.driver.null import NullDriver
 from pyrt.kernels import KernelLibrary
-from pyrt.memory import DeviceArray
 
 TOLERANCES = {"float32": 3e-5, "tf32": 5e-3}
 """Relative max norm of the error above which a product of that kind of arithmetic is wrong, not inexact."""
@@ -36,6 +45,9 @@ DATA = ("[0, 1)", "normal")
 """Kinds of random data, the timed one last."""
 
 AUTO_TF32 = "auto, --math tf32"
+
+ROUNDS_WITHOUT_GPU = 2
+"""Repetitions on the emulated device, whose times mean nothing."""
 
 HEADERS = {
     "version": "version",
@@ -119,6 +131,11 @@ class Operands:
         )
         self._exact = np.zeros((M, N))
 
+    @property
+    def on_device(self) -> launch.Product:
+        """What launches take."""
+        return launch.Product(self.D, self.A, self.B, self.product.transpose_a, self.product.transpose_b)
+
     def fill(self, kind: str, rng: np.random.Generator) -> None:
         """Draw A and B anew, and multiply them in float64."""
         draw = rng.standard_normal if kind == "normal" else rng.random
@@ -148,19 +165,18 @@ class Operands:
 def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) -> dict[str, Contender]:
     """All ways to the product that the device has, by name: the versions from the first to the fastest,
     `auto`, cuBLAS."""
-    A, B, D, product = operands.A, operands.B, operands.D, operands.product
-    transposed = product.transpose_a, product.transpose_b
+    product = operands.on_device
     contenders = {
-        version: Contender(Kernels(library, np.float32, version).gemm(D, A, B, *transposed), "float32")
+        version: Contender(launch.gemm(Kernels(library, np.float32, version), product), "float32")
         for version in (*GEMM_VERSIONS, "auto")
         if runs_gemm(version, library.driver.architecture)
     }
     kernels = Kernels(library, np.float32, math="tf32")
     if kernels.uses_tensor_cores:
-        contenders[AUTO_TF32] = Contender(kernels.gemm(D, A, B, *transposed), "tf32")
+        contenders[AUTO_TF32] = Contender(launch.gemm(kernels, product), "tf32")
     if cublas is not None:
         for math in MATHS:
-            contenders[f"cuBLAS {math}"] = Contender(cublas.product(D, A, B, *transposed, math), math)
+            contenders[f"cuBLAS {math}"] = Contender(cublas.product(product, math), math)
     return contenders
 
 
@@ -246,14 +262,13 @@ def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
     return tabulate(rows, headers=headers, floatfmt=formats, missingval="-")
 
 
-def compiled(driver: Driver) -> KernelLibrary:
-    """The kernels of all versions that the device runs."""
+def compiled(driver: Driver, products: Sequence[Product] = PRODUCTS) -> KernelLibrary:
+    """The kernels of all versions of these products that the device runs, compiled side by side."""
+    null = NullDriver.like(driver)
+    for product in products:
+        ladder(Operands(StreamClock(null, None), product), KernelLibrary(null), None)
     library = KernelLibrary(driver)
-    for version in GEMM_VERSIONS[GEMM_VERSIONS.index("tiled") :]:
-        if runs_gemm(version, driver.architecture):
-            library.compile(
-                required(Kernels(library, np.float32, version), "sigmoid", "softmax", 10, np.uint8)
-            )
+    library.compile_sources(null.sources)
     return library
 
 
@@ -269,8 +284,48 @@ def measure(
         operands.free()
 
 
+def compare_own(own: OwnKernel, sizes: Sequence[int]) -> int:
+    """Print how a kernel of the user's own does beside the others, on one product; the exit code."""
+    driver = first_device()
+    clock = StreamClock(driver, driver.create_stream())
+    M, N, K = sizes
+    product = Product(own.name, M, N, K)
+    operands = Operands(clock, product)
+    operands.fill(DATA[-1], np.random.default_rng(0))
+    contenders = {own.name: Contender(own.bind(operands, clock), "float32")}
+    is_gpu = driver.name == "cuda"
+    print(f"{own.file}: a product in float32 on {driver.name}: {driver.device_name}", flush=True)
+    if not is_gpu:
+        print("No GPU: results are checked on the emulated device, and times mean nothing.", flush=True)
+    rival = cublas.find() if is_gpu else None
+    contenders |= ladder(operands, compiled(driver, [product]), rival)
+    rounds = ROUNDS if is_gpu else ROUNDS_WITHOUT_GPU
+    results = compare(operands, contenders, clock, np.random.default_rng(0), rounds)
+    print(f"\n{table(product, results)}", flush=True)
+    driver.close()
+    return exit_code({product: results})
+
+
+def exit_code(all_results: Mapping[Product, Mapping[str, Result]]) -> int:
+    """1 where a result was wrong, which is said."""
+    wrong = [
+        f"{name} of {product}"
+        for product, results in all_results.items()
+        for name, result in results.items()
+        if result.times is None
+    ]
+    for what in wrong:
+        print(f"gemm.py: error: wrong result: {what}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
 def main(arguments: Sequence[str]) -> int:
-    Parser("gemm.py", __doc__).parse_args(arguments)
+    parser = Parser("gemm.py", __doc__)
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    own = read_options(parser, options)
+    if own is not None:
+        return compare_own(own, options.shape)
     require_gpu()
     from pyrt.driver.cuda import CudaDriver
 
@@ -284,15 +339,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"\n{table(product, results)}", flush=True)
     print(f"\n{summary(all_results)}", flush=True)
     driver.close()
-    wrong = [
-        f"{name} of {product}"
-        for product, results in all_results.items()
-        for name, result in results.items()
-        if result.times is None
-    ]
-    for what in wrong:
-        print(f"gemm.py: error: wrong result: {what}", file=sys.stderr)
-    return 1 if wrong else 0
+    return exit_code(all_results)
 
 
 if __name__ == "__main__":

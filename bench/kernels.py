@@ -7,9 +7,9 @@ leaves of it are the gaps between them. Where the device is faster than the host
 batches, no kernel's start hides behind the end of another as it does in a graph, and the sum may be more than
 the step.
 
-The floors are those of the step's list of operations (nn/step.py, nn/fuse.py): flops by the rate of the unit
-that does them, and the bytes of each array, read or written once, by that of the memory. An operation of
-several kernels has them beside its first.
+The floors are those of the step's list of operations (nn/program/passes.py, nn/program/fuse.py): flops by the
+rate of the unit that does them, and the bytes of each array, read or written once, by that of the memory. An
+operation of several kernels has them beside its first.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from pyrt.errors import UserError
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: it loads NumPy
-    from nn.launches import Kernels
-    from nn.operations import Operation
-    from nn.options import Options
+    from nn.app.options import Options
+    from nn.launch.kernels import Kernels
+    from nn.program.operations import Operation
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -125,15 +125,15 @@ class Row:
 
 def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     """The device, and the operations of a step as a run with these options has them, of one rank."""
-    from nn import data
-    from nn.console import Console
-    from nn.launches import Kernels
-    from nn.machine import Machine, Ways
-    from nn.model import Model, initial_parameters
-    from nn.plan import RankPart
-    from nn.problem import Problem
-    from nn.progress import Progress
-    from nn.training import Training
+    from nn.app.load import problem_of
+    from nn.input import load as load_data
+    from nn.launch.kernels import Kernels
+    from nn.model.initial import initial_values
+    from nn.parallel.shard import Shard
+    from nn.problem.progress import Progress
+    from nn.program.rank_model import Numbers, RankModel
+    from nn.train.rank_resources import RankGroups, RankResources
+    from nn.train.training import Training
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
     from pyrt.kernels import KernelLibrary
@@ -142,14 +142,19 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
         one_step = replace(options, samples=options.batch, epochs=1, val_fraction=0.0)
-        problem = Problem.of(one_step, data.load(options.data))
-        phases, part = Phases(time.perf_counter()), RankPart.alone(problem.network)
-        ways = Ways.of(choose("auto", driver, job), part)
-        machine = Machine.make(job, driver, phases, kernels, ways, part, options.dtype, options.batch)
-        model = Model(options, part, machine, options.batch)
+        problem = problem_of(one_step, load_data(options.data))
+        phases, part = Phases(time.perf_counter()), Shard.alone(problem.network)
+        ways = RankGroups.of(choose("auto", driver, job), part)
+        machine = RankResources.make(
+            job, driver, phases, kernels, ways, options.dtype, part.largest_received(options.batch)
+        )
+        numbers = Numbers(options.dtype, kernels, options.profile, options.pixel_scale)
+        model = RankModel(driver, part, numbers, options.batch)
         training = Training(problem, model, machine, "resident", graphs=False)
-        model.start(initial_parameters(options, problem.network, job))
-        training.run(None, Console(speaking=False), Progress(), None)
+        model.start(initial_values(problem.network, options.dtype, options.seed))
+        training.begin(Progress(), None)
+        for _ in training.epochs():
+            pass
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]
 
 
@@ -284,7 +289,7 @@ def breakdown(batch: int, device: str, parts: Sequence[Part], step: Times) -> st
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         Parser("kernels.py", __doc__).parse_args(sys.argv[1:])
         require_gpu()
         if job.size > 1:

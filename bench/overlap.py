@@ -137,7 +137,7 @@ def epochs_of_window(seconds: float) -> int:
 
 def windows(job: Job, case: Case, epochs: int) -> list[float]:
     """Seconds a step in each window of so many epochs, by this rank's clock. Collective."""
-    from nn.run import run as train
+    from nn.app.run import run as train
 
     ours, counted = Ours(), WARM_UP + WINDOWS * epochs
     # And one more: at the end all losses are waited for, and the last ones follow each other at once.
@@ -147,11 +147,11 @@ def windows(job: Job, case: Case, epochs: int) -> list[float]:
 
 def buckets(work: Work, way: str) -> list[Bucket]:
     """Those in which the gradients of that network leave by that exchange."""
-    from nn.network import Network
-    from nn.panels import gradient_layout, panels
-    from nn.plan import RankPart
+    from nn.model.network import Network
+    from nn.parallel.buckets import gradient_layout, panels
+    from nn.parallel.shard import Shard
 
-    part = RankPart.alone(Network((784, *work.hidden, 10), "sigmoid", "softmax"))
+    part = Shard.alone(Network.dense((784, *work.hidden, 10), "sigmoid", "softmax"))
     return [panel.bucket for panel in panels(part, gradient_layout(part, "float32"), way)]
 
 
@@ -163,7 +163,7 @@ def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str
 def on_one_gpu(job: Job, work: Work, guess: float) -> Times:
     """A step on rank 0's GPU alone, of about ``guess`` seconds, while the other ranks sleep. Collective."""
     times = None
-    with job.together(), agreed_by_some():
+    with job.agree(), agreed_by_some():
         try:
             if job.rank == 0:
                 times = Times.of(windows(job.alone(), work.by("auto"), epochs_of_window(guess)))
@@ -316,7 +316,7 @@ def takers(job: Job, driver: Driver) -> str:
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         parser = Parser("overlap.py", __doc__)
         names = " or ".join(WAYS)
         parser.add_argument(

@@ -2,7 +2,7 @@
 
     mpirun -n 4 python3 bench/plans.py
 
-Ours is the loop as `train.py` runs it. What is predicted comes from nn/plan/cost.py and the rates that
+Ours is the loop as `train.py` runs it. What is predicted comes from nn/autotune/cost.py and the rates that
 `--plan auto` measures here. Rank 0 runs the baseline while the other ranks sleep.
 """
 
@@ -30,11 +30,11 @@ from pyrt.errors import UserError
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.options import Options
-    from nn.plan import Plan
-    from nn.plan.cost import Cost
-    from nn.plan.rates import Rates
-    from nn.plan.search import Search
+    from nn.app.options import Options
+    from nn.autotune.cost import Cost
+    from nn.autotune.rates import Rates
+    from nn.autotune.search import Search
+    from nn.parallel.plan import Plan
 
 DEVICE = "cuda"
 INPUTS, CLASSES = 784, 10
@@ -95,7 +95,7 @@ class Row:
 
 def plan_options(case: Case, path: Path, device: str, length: Length) -> Options:
     """Under the plan in this file; no validation between steps."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     return Options(
         hidden=case.hidden,
@@ -112,31 +112,31 @@ def plan_options(case: Case, path: Path, device: str, length: Length) -> Options
 
 def rates_here(device: str, job: Job) -> Rates:
     """Of this machine, which is measured if that is new. Collective."""
-    from nn.network import Network
-    from nn.plan.paper import Task
-    from nn.plan.probe import Setting, measured
+    from nn.autotune.listed_step import Task
+    from nn.autotune.probe import ProbeContext, measured
+    from nn.model.network import Network
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
     with closing(open_device(device, job, share_gpus=False).driver) as driver:
-        task = Task(Network((INPUTS, CLASSES), "sigmoid", "softmax"), 1)  # whatever it is
-        return measured(Setting(job, driver, choose("auto", driver, job), task))
+        task = Task(Network.dense((INPUTS, CLASSES), "sigmoid", "softmax"), 1)  # whatever it is
+        return measured(ProbeContext(job, driver, choose("auto", driver, job), task))
 
 
 def search_of(case: Case, ranks: int, rates: Rates) -> Search:
     """The plans of a case for so many ranks."""
-    from nn.network import Network
-    from nn.plan.paper import Task
-    from nn.plan.search import Search
+    from nn.autotune.listed_step import Task
+    from nn.autotune.search import Search
+    from nn.model.network import Network
 
-    network = Network((INPUTS, *case.hidden, CLASSES), "sigmoid", "softmax")
+    network = Network.dense((INPUTS, *case.hidden, CLASSES), "sigmoid", "softmax")
     task = Task(network, case.batch, rates.dtype, gemm=rates.gemm, math=rates.math)
     return Search(task, ranks, rates)
 
 
 def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
     """The plans that people would think of, and the best one, with what they cost; of those that fit."""
-    from nn.plan.table import named
+    from nn.autotune.table import named
 
     for name, plan in named(search, best).items():
         predicted = search.cost(plan)
@@ -147,12 +147,12 @@ def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
 def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: Length) -> list[float]:
     """Of a step, of each epoch that counts: not of the last one, whose losses are read sooner than those of
     others. Collective."""
-    from nn.plan import files
-    from nn.run import run as train
+    from nn.app.run import run as train
+    from nn.parallel import plan_files
 
     path = Path(folder) / "plan.json"
     if job.rank == 0:
-        files.save(path, plan)
+        plan_files.save(path, plan)
     report = train(plan_options(case, path, device, length), job)
     return [epoch.seconds / length.steps for epoch in report.epochs[length.warm_up : -1]]
 
@@ -231,7 +231,7 @@ def parse_lines(text: str) -> Iterator[Line]:
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         Parser("plans.py", __doc__).parse_args(sys.argv[1:])
         require_gpu()
         if job.size == 1:

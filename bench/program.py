@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from pyrt.errors import UserError
-from pyrt.job import drop_output
+from pyrt.job.ending import drop_output
 
 
 class WrongResult(UserError):

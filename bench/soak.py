@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tabulate import tabulate
 
-from nn.console import Console
+from nn.app.console import Console
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
-    from nn.options import Options
+    from nn.app.options import Options
 
 PERIOD = 1.0
 """Seconds between two looks, at least."""
@@ -126,7 +126,7 @@ def grown(found: Mapping[str, tuple[float, float]]) -> list[str]:
 
 def soak_options(device: str, checkpoints: Path) -> Options:
     """More epochs than any time is for."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     samples = SAMPLES[device]
     return Options(
@@ -144,9 +144,9 @@ def soak_options(device: str, checkpoints: Path) -> Options:
 
 
 def main(job: Job) -> int:
-    from nn.run import run as train
+    from nn.app.run import run as train
 
-    with job.together():
+    with job.agree():
         parser = Parser("soak.py", __doc__)
         parser.add_argument("--minutes", type=float, default=8.0, metavar="X", help="(default: 8)")
         parser.add_argument("--device", choices=tuple(SAMPLES), default="cuda", help="(default: cuda)")
@@ -157,7 +157,7 @@ def main(job: Job) -> int:
         options = soak_options(wanted.device, Path(job.comm.bcast(folder)) / "checkpoints")
         watch = Watch(options, wanted.minutes * 60)
         train(options, job, console=watch)
-    with job.together():
+    with job.agree():
         found = quarters(watch.looks)
     failures: list[str] = []
     for rank, each in enumerate(job.comm.gather(found) or ()):

@@ -33,8 +33,8 @@ from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
     from bench.baselines.work import Line
-    from nn.options import Options
-    from nn.report import Report
+    from nn.app.options import Options
+    from nn.app.report import Report
 
 BASELINES = {"PyTorch": "torch_step.py", "JAX": "jax_step.py"}
 MATHS = ("float32", "tf32")
@@ -103,7 +103,7 @@ class Row:
 
 def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Options:
     """So many steps an epoch, no validation between them."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     return Options(
         hidden=case.hidden,
@@ -124,7 +124,7 @@ def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Opt
 
 def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
     """Train some epochs in each case, as `train.py` does, and add the times. Collective."""
-    from nn.run import run as train
+    from nn.app.run import run as train
 
     for case, times in ours.items():
         steps = -(-SAMPLES // case.batch)
@@ -133,7 +133,7 @@ def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
 
 def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
     """What differs from the NumPy reference after three steps. Collective."""
-    from nn.run import run as train
+    from nn.app.run import run as train
 
     for case in cases:
         report = train(our_options(case, 3, 1, check=True), job)
@@ -254,7 +254,7 @@ def run_baselines(gpus: int, batches: Sequence[int], failures: list[str]) -> lis
 
 
 def main(job: Job) -> int:
-    with job.together():
+    with job.agree():
         Parser("step.py", __doc__).parse_args(sys.argv[1:])
         require_gpu()
     batches = (3000, 750) if job.size == 1 else (3000,)

@@ -1,14 +1,15 @@
 """What the choice of tiles rests on: every cut of a product for tensor cores, timed, beside the model's time.
 
-The operands are there as bf16 terms, as in a training step: three of a float32 matrix, one of pixels. Each
-cut's result is compared with a float64 product first; what is wrong is not timed, and ends in exit code 1.
+The operands are there as bf16 components, as in a training step: three of a float32 matrix, one of pixels.
+Each cut's result is compared with a float64 product first; what is wrong is not timed, and ends in exit code
+1.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,23 +20,18 @@ from tabulate import tabulate
 from bench.gemm import PRODUCTS, TOLERANCES, Operands, Product
 from bench.program import require_gpu, start
 from bench.timing import Times, alternate, repetition
-from nn.gemm_versions import TENSOR_ARCHITECTURES, version_for
-from nn.tensor_cores import (
-    TERMS,
-    TensorCores,
-    Terms,
-    Tiling,
-    candidates,
-    choose_tiling,
-    predicted,
-    tensor_product,
-)
+from nn.launch.gemm.components import COMPONENTS, Components, Split
+from nn.launch.gemm.versions import TENSOR_ARCHITECTURES, version_for
+from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates, choose_tiling, predicted
+from nn.launch.kernels import Kernels
 from pyrt.arguments import Parser
 from pyrt.clock import StreamClock
-from pyrt.kernels import Constants, KernelLibrary, Launch
+from pyrt.driver import Driver
+from pyrt.driver.null import NullDriver
+from pyrt.kernels import KernelLibrary
 
-WHOLE = TERMS["float32"]
-"""Terms of a float32 matrix, to its last bit."""
+WHOLE = COMPONENTS["float32"]
+"""Components of a float32 matrix, to its last bit."""
 
 PIXELS = {
     "Z1 = X W1^T": (1, WHOLE),
@@ -43,39 +39,39 @@ PIXELS = {
     "Z1, one GPU": (1, WHOLE),
     "dW1, one GPU": (WHOLE, 1),
 }
-"""Products of a step that read pixels, with the terms of A and B."""
+"""Products of a step that read pixels, with the components of A and B."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product, and of how many terms its operands are."""
+    """A product, and of how many components its operands are."""
 
     product: Product
-    terms_a: int = WHOLE
-    terms_b: int = WHOLE
+    components_a: int = WHOLE
+    components_b: int = WHOLE
 
     def __str__(self) -> str:
-        return f"{self.product}, {self.terms_a} x {self.terms_b} terms"
+        return f"{self.product}, {self.components_a} x {self.components_b} components"
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """M, N, K and the terms, as the choice of tiles takes them."""
-        return self.product.M, self.product.N, self.product.K, self.terms_a, self.terms_b
+        """M, N, K and the components, as the choice of tiles takes them."""
+        return self.product.M, self.product.N, self.product.K, self.components_a, self.components_b
 
-    @property
-    def required(self) -> tuple[str, Constants]:
-        """The kernel file that it needs, and its constants."""
-        transposed = self.product.transpose_a, self.product.transpose_b
-        return tensor_product(*transposed, self.terms_a, self.terms_b, "identity")
+    def work(self, operands: Operands) -> ComponentProduct:
+        """Make room for the components of the operands; the product of these."""
+        sides = (operands.A, self.components_a), (operands.B, self.components_b)
+        A, B = (Components.empty(array.driver, count, *array.shape) for array, count in sides)
+        return ComponentProduct(operands.on_device, A, B)
 
 
-def reads_terms(product: Product) -> bool:
-    """Whether training would split its operands into terms."""
+def reads_components(product: Product) -> bool:
+    """Whether training would split its operands into components."""
     return version_for("wgmma", product.M, product.N, product.K, "float32") == "wgmma"
 
 
 CASES = (
-    *(Case(product) for product in PRODUCTS if reads_terms(product)),
+    *(Case(product) for product in PRODUCTS if reads_components(product)),
     *(Case(product, *PIXELS[product.name]) for product in PRODUCTS if product.name in PIXELS),
 )
 """The products that tensor cores take, first of float32 matrices, then of those and pixels."""
@@ -119,33 +115,28 @@ class Result:
         return ", ".join(word for word, is_so in said if is_so)
 
 
-def draw(shape: tuple[int, ...], terms: int, rng: np.random.Generator) -> np.ndarray:
-    """A normal float32 matrix, or one of pixels, which are one term to their last bit."""
-    if terms == 1:
+def draw(shape: tuple[int, ...], components: int, rng: np.random.Generator) -> np.ndarray:
+    """A normal float32 matrix, or one of pixels, which are one component to their last bit."""
+    if components == 1:
         return rng.integers(0, 256, shape).astype(np.float32)
     return rng.standard_normal(shape, np.float32)
 
 
-def measure_case(case: Case, cores: TensorCores, clock: StreamClock, rng: np.random.Generator) -> Result:
+def measure_case(case: Case, kernels: Kernels, clock: StreamClock, rng: np.random.Generator) -> Result:
     """Check all cuts, then time in turns those that are right."""
     driver, product = clock.driver, case.product
     operands = Operands(clock, product)
-    sides = (operands.A, case.terms_a), (operands.B, case.terms_b)
+    sides = (operands.A, case.components_a), (operands.B, case.components_b)
     operands.set(*(draw(array.shape, count, rng) for array, count in sides))
-    A, B = (Terms.empty(driver, count, *array.shape) for array, count in sides)
-    cores.split((operands.A, A), (operands.B, B))(clock.stream)
-
-    def bound(tiling: Tiling) -> Launch:
-        transposed = product.transpose_a, product.transpose_b
-        return cores.multiply(operands.D, A, B, *transposed, tiling=tiling)
-
-    tilings = candidates(product.K, case.terms_a, case.terms_b, driver.shared_memory)
-    works = {tiling: bound(tiling) for tiling in tilings}
+    work = case.work(operands)
+    _split(operands, work).on_device(kernels)(clock.stream)
+    tilings = candidates(product.K, case.components_a, case.components_b, driver.shared_memory)
+    works = {tiling: replace(work, tiling=tiling).on_device(kernels) for tiling in tilings}
     errors = {tiling: operands.error(work) for tiling, work in works.items()}
     right = [tiling for tiling in tilings if is_right(errors[tiling])]
     times = alternate({name(tiling): repetition(clock, works[tiling]) for tiling in right})
-    for terms in (A, B):
-        driver.free(terms.array.pointer)
+    for components in (work.A, work.B):
+        driver.free(components.array.pointer)
     operands.free()
     cuts = [
         Cut(
@@ -159,6 +150,10 @@ def measure_case(case: Case, cores: TensorCores, clock: StreamClock, rng: np.ran
     return Result(cuts, choose_tiling(*case.sizes, driver.multiprocessors, driver.shared_memory))
 
 
+def _split(operands: Operands, work: ComponentProduct) -> Split:
+    return Split(((operands.A, work.A), (operands.B, work.B)))
+
+
 def is_right(error: float) -> bool:
     """Whether a relative error is one of float32's; a NaN is not."""
     return error <= TOLERANCES["float32"]
@@ -169,7 +164,20 @@ def measure(cases: Sequence[Case], library: KernelLibrary) -> Iterator[tuple[Cas
     clock = StreamClock(library.driver, library.driver.create_stream())
     rng = np.random.default_rng(0)
     for case in cases:
-        yield case, measure_case(case, TensorCores(library), clock, rng)
+        yield case, measure_case(case, Kernels(library, np.float32), clock, rng)
+
+
+def compiled(driver: Driver, cases: Sequence[Case]) -> KernelLibrary:
+    """The kernels that these cases take, compiled together."""
+    null, library = NullDriver.like(driver), KernelLibrary(driver)
+    clock, kernels = StreamClock(null, None), Kernels(KernelLibrary(null), np.float32)
+    for case in cases:
+        operands = Operands(clock, case.product)
+        work = case.work(operands)
+        for one in (_split(operands, work), work):
+            one.on_device(kernels)
+    library.compile_sources(null.sources)
+    return library
 
 
 def table(case: Case, result: Result) -> str:
@@ -210,11 +218,10 @@ def main(arguments: Sequence[str]) -> int:
     if driver.architecture not in TENSOR_ARCHITECTURES:
         print(f"tiles: left out: {driver.device_name} has no tensor cores of sm_90a")
         return 0
-    print(f"Matrix products of bf16 terms on {driver.device_name}, {driver.multiprocessors} multiprocessors")
-    library = KernelLibrary(driver)
-    library.compile(case.required for case in CASES)
+    on = f"{driver.device_name}, {driver.multiprocessors} multiprocessors"
+    print(f"Matrix products of bf16 components on {on}")
     results = {}
-    for case, result in measure(CASES, library):
+    for case, result in measure(CASES, compiled(driver, CASES)):
         results[case] = result
         print(f"\n{table(case, result)}", flush=True)
     print(f"\n{summary(results)}", flush=True)

@@ -84,9 +84,9 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """A row an epoch; a loss that is not finite ends it with one of infinite loss."""
-    from nn.options import Options
-    from nn.run import run
-    from nn.training import Diverged
+    from nn.app.options import Options
+    from nn.app.run import run
+    from nn.train.training import Diverged
 
     options = Options(
         hidden=(point["hidden"],),

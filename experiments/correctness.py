@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments import jobs
+from experiments import correctness_figures, jobs
+from experiments.correctness_points import BASE, CHAOTIC, DTYPES, EMBEDDED, GRADED, SMALL_DEVIATION
 from experiments.study import Point, Row, Section, Setup, Taken
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nn.network import Network
-    from nn.options import Options
+    from nn.app.options import Options
+    from nn.model.network import Network
     from pyrt.job import Job
 
 TITLE = "Correctness"
@@ -37,35 +38,11 @@ COLUMNS = (
     *("epoch", "steps", "max_norm", "l2", "tolerance", "precision", "reference_precision"),
 )
 
-DTYPES = ("float32", "float64")
-
-EMBEDDED = 3600
-"""Training samples of the embedded digits, less those held out for validation."""
-
-BASE: Point = {
-    "lr": 1.0,
-    "hidden": 64,
-    "batch": 400,
-    "samples": EMBEDDED,
-    "pixel_scale": 255.0,
-    "start": "usual",
-}
-"""Varied one at a time."""
-
-CHAOTIC = 8.0
-"""A learning rate at which the least difference grows; ranks are varied with it, too."""
-
-GRADED: Point = {"hidden": 100, "batch": 800, "pixel_scale": 1.0, "start": "small"}
-"""Runs that CME 213 grades: raw pixels, and the small initial weights of the code that it hands out."""
-
 GRADED_RUNS = ((5e-4, 40), (1e-3, 10), (2e-3, 1))
 """Their learning rates and epochs."""
 
 GRADED_SAMPLES = 54_000
 """Their epoch: MNIST's 60,000 less a tenth."""
-
-SMALL_DEVIATION = 0.01
-"""Of small initial weights: normal ones; biases are zero."""
 
 TINY: Point = {**BASE, "hidden": 16, "batch": 32, "samples": 64, "epochs": 3}
 """What is emulated, which is slow."""
@@ -135,11 +112,11 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """A row for each epoch after which weights are compared: those of a run that ends there, as what a run
     does in an epoch does not depend on how many follow."""
-    from nn.run import run
+    from nn.app.run import run
 
     weights = folder / WEIGHTS
     options, epochs = _options(point, weights), _compared(point)
-    with job.together():
+    with job.agree():
         if job.rank == 0:
             _make_reference(point, options, epochs, weights)
     rows = []
@@ -158,7 +135,7 @@ def _compared(point: Point) -> list[int]:
 
 
 def _options(point: Point, weights: Path) -> Options:
-    from nn.options import Options
+    from nn.app.options import Options
 
     names = "lr", "batch", "samples", "pixel_scale", "epochs", "dtype", "device"
     return Options(
@@ -178,35 +155,39 @@ def _reference_file(point: Point, epoch: int, weights: Path) -> Path:
 
 def _make_reference(point: Point, options: Options, epochs: Sequence[int], weights: Path) -> None:
     """Train it once through these epochs and keep its weights after each, unless a point before did."""
-    from nn import check, data, parameters, reference
-    from nn.problem import Problem
+    from nn.app.load import problem_of
+    from nn.files import parameters
+    from nn.input import load as load_data
+    from nn.model import reference
+    from nn.train import check
 
     files = [_reference_file(point, epoch, weights) for epoch in epochs]
     if all(file.exists() for file in files):
         return
-    digits = data.load(options.data)
-    problem = Problem.of(dataclasses.replace(options, samples=point["samples"], epochs=epochs[-1]), digits)
+    digits = load_data(options.data)
+    problem = problem_of(dataclasses.replace(options, samples=point["samples"], epochs=epochs[-1]), digits)
     trained = _start(problem.network, point["start"], options.seed)
     assert options.init is not None and problem.test is not None
     parameters.save(options.init, trained, {})
     trained = {name: array.astype(np.float64) for name, array in trained.items()}
     batches, each = check.batches(problem), problem.schedule.batches
-    way = options.activation, options.head, options.reg, options.lr, options.momentum
+    network, optimiser = problem.network, options.make_optimiser()
     for file, (before, epoch) in zip(files, pairwise([0, *epochs]), strict=True):
         # Without momentum nothing but the parameters goes from one part of a training to the next.
-        trained = reference.train(trained, islice(batches, (epoch - before) * each), *way)
-        precision = check.precision_on(problem.test, trained, options)
+        some = islice(batches, (epoch - before) * each)
+        trained = reference.train(trained, some, network, optimiser)
+        precision = check.precision_on(problem.test, trained, network, options.pixel_scale)
         parameters.save(file, trained, {"steps": epoch * each, "test_precision": precision})
 
 
 def _start(network: Network, start: str, seed: int) -> dict[str, np.ndarray]:
     """Initial values, numbers of float32: so all of a difference comes about in training."""
-    from nn import parameters
+    from nn.model.initial import initial_values
 
-    values = parameters.initial(network, "float32", seed)
+    values = initial_values(network, "float32", seed)
     if start == "small":
         generator = np.random.default_rng(seed)
-        for layer in network.layers:
+        for layer in network.numbers:
             weights = generator.standard_normal(network.shapes[f"W{layer}"]) * SMALL_DEVIATION
             values[f"W{layer}"] = weights.astype(np.float32)
     return values
@@ -215,19 +196,19 @@ def _start(network: Network, start: str, seed: int) -> dict[str, np.ndarray]:
 def _row(options: Options, epoch: int, reference: Path) -> Row:
     """What was trained beside the reference."""
     assert options.save is not None
-    (weights, story), (truth, told) = _read(options.save), _read(reference)
+    (weights, metadata), (truth, told) = _read(options.save), _read(reference)
     return {
         "epoch": epoch,
         "steps": told["steps"],
         **differences(weights, truth),
         "tolerance": options.check_tolerance,
-        "precision": story["test_precision"],
+        "precision": metadata["test_precision"],
         "reference_precision": told["test_precision"],
     }
 
 
 def _read(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The parameters that a file holds, and its story."""
+    """The parameters that a file holds, and its metadata."""
     with np.load(file) as content:
         arrays = {name: content[name] for name in content.files}
     return arrays, json.loads(str(arrays.pop("run")))
@@ -235,7 +216,7 @@ def _read(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def differences(weights: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray]) -> Row:
     """The relative max norm of the worst parameter, and the relative l2 of all together."""
-    from nn.check import difference
+    from nn.train.check import difference
 
     together = [np.concatenate([arrays[name].ravel() for name in truth]) for arrays in (weights, truth)]
     return {
@@ -263,6 +244,4 @@ def missing(setup: Setup) -> list[str]:
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
-    from experiments import correctness_figures  # here, as it reads the points above
-
     return correctness_figures.section(rows, setup)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments import figures
-from experiments.correctness import BASE, CHAOTIC, DTYPES, GRADED, SMALL_DEVIATION
+from experiments.correctness_points import BASE, CHAOTIC, DTYPES, GRADED, SMALL_DEVIATION
 from experiments.study import Figure, Section, Setup, Table, amount
 
 if TYPE_CHECKING:

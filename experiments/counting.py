@@ -23,8 +23,8 @@ from experiments.study import Point, Row
 from pyrt.errors import UserError
 
 if TYPE_CHECKING:
-    from nn.options import Options
-    from nn.plan.paper import ListedStep
+    from nn.app.options import Options
+    from nn.autotune.listed_step import ListedStep
     from pyrt.job import Job
 
 RATE = 1e-4
@@ -61,7 +61,7 @@ TIMEOUT = 120
 
 def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
     """A run with one hidden layer and so many steps an epoch; rows in the set's order, no validation."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     return Options(
         hidden=(point["hidden"],),
@@ -81,13 +81,14 @@ def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
 
 def listed_step(point: Point, ranks: int, device: Any = None, exchange: str = "host") -> ListedStep:
     """Rank 0's list of the step of a point, on such a device; by default NumPy's."""
-    from nn.network import Network
-    from nn.plan import Plan
-    from nn.plan.paper import Device, Task, on_paper
+    from nn.autotune.listed_step import Task, on_null
+    from nn.model.network import Network
+    from nn.parallel.plan import Plan
+    from pyrt.driver.null import DeviceProperties
 
-    network = Network((INPUTS, point["hidden"], CLASSES), "sigmoid", "softmax")
+    network = Network.dense((INPUTS, point["hidden"], CLASSES), "sigmoid", "softmax")
     task = Task(network, point["batch"])
-    return on_paper(task, Plan.data(ranks, network.depth), device or Device(), exchange=exchange)
+    return on_null(task, Plan.data(ranks, network.depth), device or DeviceProperties(), exchange=exchange)
 
 
 class Multiplied(NamedTuple):
@@ -106,23 +107,24 @@ class Multiplied(NamedTuple):
 
 def products(listed: ListedStep) -> list[Multiplied]:
     """Those of a list that is not fused, in order; one for each panel."""
-    from nn.operations import Operation, Product
-    from nn.patterns import product_sizes
+    from nn.launch.gemm.product import Product
+    from nn.program.operations import Operation
 
     return [
-        Multiplied(item.name, *product_sizes(item.what), sum(array.nbytes for array in item.reads))
+        Multiplied(item.name, *item.work.sizes, sum(array.nbytes for array in item.reads))
         for item in listed.items
-        if isinstance(item, Operation) and isinstance(item.what, Product)
+        if isinstance(item, Operation) and isinstance(item.work, Product)
     ]
 
 
 def transfers(listed: ListedStep, ranks: int) -> dict[str, int]:
     """Bytes a step that go up and down, and that MPI is given, where rows are streamed and host memory
     exchanges; of a list that is not fused."""
-    from nn.operations import Operation, Pixels
+    from nn.launch.pixels import Pixels
+    from nn.program.operations import Operation
 
     pixels = next(
-        item for item in listed.items if isinstance(item, Operation) and isinstance(item.what, Pixels)
+        item for item in listed.items if isinstance(item, Operation) and isinstance(item.work, Pixels)
     )
     images, labels, *_ = pixels.reads
     gradients = listed.bucket_elements * listed.itemsize
@@ -144,7 +146,7 @@ class CountingDriver:
         self._driver.copy_to_device(pointer, host, stream)
 
     def copy_to_host(self, host: Any, pointer: int, stream: Any) -> None:
-        from nn.losses import RING
+        from nn.train.losses import RING
 
         self._counted[LOSSES if host.size == RING else DOWN] += host.nbytes
         self._driver.copy_to_host(host, pointer, stream)
@@ -179,10 +181,10 @@ class CountingComm:
 
 @contextmanager
 def _counting(counted: Counter[Any]) -> Iterator[None]:
-    """Within the block `nn.run.run` opens counting drivers, and NumPy's products count by (M, N, K)."""
+    """Within the block `nn.app.run.run` opens counting drivers, and NumPy's products count by (M, N, K)."""
     import numpy as np
 
-    from nn import run
+    from nn.app import run
 
     open_device, matmul = run.open_device, np.matmul
 
@@ -204,7 +206,7 @@ def count(point: Point, job: Job) -> Counter[Any]:
     What is done once, and the test at the end, are in both runs alike. An epoch is one step: what is set up
     depends on its length.
     """
-    from nn.run import run
+    from nn.app.run import run
 
     of_runs = []
     for steps in (FEW, MORE):
@@ -220,10 +222,10 @@ def count(point: Point, job: Job) -> Counter[Any]:
 def compared(listed: ListedStep, counted: Mapping[Any, float], point: Point, ranks: int) -> list[Row]:
     """Listed beside counted: products where NumPy multiplies, copies, and what MPI is given."""
     if point["exchange"] == "device":
-        from nn.plan.cost import exchanged
+        from pyrt.exchange.registry import exchanges
 
         buckets = [panel.bucket for panel in listed.panels]
-        sent = exchanged("device", buckets, ranks, 0, listed.itemsize).elements * listed.itemsize
+        sent = exchanges()["device"].sent(buckets, ranks, 0, listed.itemsize).elements * listed.itemsize
         return [{"what": SHARDS, "unit": BYTE, "listed": sent, "counted": counted[SHARDS]}]
     moved = [
         {"what": what, "unit": BYTE, "listed": nbytes, "counted": counted[what]}
@@ -260,7 +262,7 @@ def measure_counters(point: Point, job: Job) -> list[Row]:
     words = ["--hidden", point["hidden"], "--batch", point["batch"], "--samples", point["batch"]]
     words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--momentum", 0, "--device", "cuda"]
     words += ["--gemm", "tiled", "--no-graph"]
-    with job.together():
+    with job.agree():
         launches = read_counters(_counted_by_ncu([str(word) for word in words]))
         return counters_compared(products(listed_step(point, 1)), launches)
 
@@ -316,13 +318,13 @@ def _scale(unit: str) -> float:
 
 def counters_compared(listed: Sequence[Multiplied], launches: Sequence[Launch]) -> list[Row]:
     """Flops and bytes read of each product of the list, which the first launches must be of."""
-    from nn.launches import gemm_shape
+    from nn.launch.gemm.ladder import ladder_shape
 
     if len(launches) < len(listed):
         raise UserError(f"ncu: counted {len(launches)} products, the list has {len(listed)}")
     rows = []
     for product, launch in zip(listed, launches, strict=False):
-        grid, _ = gemm_shape("tiled", product.M, product.N)
+        grid, _ = ladder_shape("tiled", product.M, product.N)
         if launch.grid[: len(grid)] != grid or launch.counts.keys() != set(METRICS.values()):
             raise UserError(f"ncu: {launch} is not {product.name} of the list")
         about = {"what": product.name, "us": 1e6 * launch.counts["seconds"]}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 TITLE = "Exchanges"
 QUESTION = (
     "How long does it take to sum gradients over all ranks, update the parameters and have them on every "
-    "rank, and which way is the fastest when? Each way of docs/exchange.md is checked and then timed alone, "
-    "in one bucket, from latency to bandwidth; on GPUs beside NCCL, whose sum comes without an update."
+    "rank, and which way is the fastest when? Each way of docs/explain/exchange.md is checked and then timed "
+    "alone, in one bucket, from latency to bandwidth; on GPUs beside NCCL, whose sum comes without an update."
 )
 COLUMNS = ("device", "ranks", "way", "bytes", "us", "least", "most", "gbps")
 
@@ -109,7 +109,7 @@ def _require_proof(job: Job, driver: Driver) -> None:
     """AgreedError unless a probe has found that MPI takes device buffers: others may hang. Collective."""
     from pyrt.exchange.device import verdict
     from pyrt.job import AgreedError
-    from pyrt.mpi_libraries import PROBE
+    from pyrt.mpi_probe.libraries import PROBE
 
     decided = verdict(job, driver)
     if not decided.is_proven:
@@ -174,15 +174,15 @@ def _through_mpi(times: pd.DataFrame, where: str, result: Section) -> None:
     if through_mpi.shape[1] < 2:
         return
     fastest = through_mpi.idxmin(axis=1)
-    stretches = [
+    segments = [
         (way, [size_name(nbytes) for nbytes, _ in group])
         for way, group in groupby(fastest.items(), key=lambda pair: pair[1])
     ]
-    said = "; ".join(f"{way} {_stretch(names)}" for way, names in stretches)
+    said = "; ".join(f"{way} {_segment(names)}" for way, names in segments)
     result.findings.append(f"The fastest way through MPI, {where}: {said}.")
 
 
-def _stretch(names: Sequence[str]) -> str:
+def _segment(names: Sequence[str]) -> str:
     return f"at {names[0]}" if len(names) == 1 else f"from {names[0]} to {names[-1]}"
 
 

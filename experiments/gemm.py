@@ -15,7 +15,7 @@ from bench.gemm import AUTO_TF32, PRODUCTS, Contender, Operands, Product, Result
 from bench.timing import alternate
 from experiments import figures, jobs
 from experiments.study import FAILED, Figure, Point, Row, Section, Setup, Table, Taken
-from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
+from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from pyrt.clock import StreamClock, Work
 
 if TYPE_CHECKING:

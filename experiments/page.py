@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 from experiments.study import Section
-from nn.files import write_whole
+from nn.files.write import write_whole
 
 
 @dataclass(frozen=True)

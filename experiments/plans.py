@@ -13,25 +13,26 @@ import numpy as np
 from bench import plans as bench
 from bench.counting import sent_in_run
 from bench.timing import Times
-from experiments import jobs
+from experiments import jobs, plans_figures
+from experiments.plans_points import COUNTED, DATA, FILES, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
 from experiments.study import Point, Row, Section, Setup, Taken
 from pyrt.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nn.options import Options
-    from nn.plan import Plan
-    from nn.plan.cost import Cost
-    from nn.plan.rates import Rates
+    from nn.app.options import Options
+    from nn.autotune.cost import Cost
+    from nn.autotune.rates import Rates
+    from nn.parallel.plan import Plan
     from pyrt.job import Job
 
 TITLE = "Plans: data, model and mixed"
 QUESTION = (
     "When should ranks split the batch (data), the weights (model) or both (mixed: groups of ranks, or some "
-    "layers each way)? Every plan of 784-H-H-10 in float32 is predicted by the cost model of nn/plan over H "
-    "and the batch; some are trained, and their steps timed; of some the bytes are counted that they give to "
-    "MPI."
+    "layers each way)? Every plan of 784-H-H-10 in float32 is predicted by the cost model of nn/autotune "
+    "over H and the batch; some are trained, and their steps timed; of some the bytes are counted that they "
+    "give to MPI."
 )
 COLUMNS = (
     *("kind", "rates", "planned", "grid", "ranks", "device", "hidden", "batch"),
@@ -40,16 +41,6 @@ COLUMNS = (
 )
 """``planned``: for how many ranks the plans are. ``sent``: bytes of a rank and step; ``weights``, gradients
 with them, and ``activations``: bytes that a rank holds."""
-
-MAP, TIMED, COUNTED = "map", "timed", "counted"
-
-DATA, MODEL, MIXED = FAMILIES = ("data", "model", "mixed")
-FORK_AND_JOIN = "fork and join"
-
-HERE = "here"
-"""The rates of the machine that measures; else those of a file of nn/plan/machines."""
-FILES = {"h200": 4, "h100-cluster": 64}
-"""Those, and for how many GPUs plans are predicted."""
 
 
 class Grid(NamedTuple):
@@ -130,16 +121,15 @@ def _case(hidden: int, batch: int) -> bench.Case:
 
 
 def _rates_of(name: str) -> Rates:
-    """Of a file of nn/plan/machines."""
-    import nn.plan
-    from nn.plan import rates
+    """Of a file of nn/autotune/machines."""
+    from nn.autotune import rates
 
-    return rates.load(Path(nn.plan.__file__).parent / "machines" / f"{name}.json")
+    return rates.load(Path(rates.__file__).parent / "machines" / f"{name}.json")
 
 
 def family_of(plan: Plan) -> str:
     """Whether it cuts samples alone, all weights over all ranks, or both."""
-    from nn.plan import SAMPLES
+    from nn.parallel.plan import SAMPLES
 
     if plan.is_data:
         return DATA
@@ -196,7 +186,7 @@ def _cell(hidden: int, batch: int, ranks: int, rates: Rates) -> Iterator[Row]:
 def steps_of(seconds: float) -> int:
     """Of an epoch whose steps should take so long. A run on a device looks at the clock each `READ_EVERY`
     steps: a multiple of that."""
-    from nn.training import READ_EVERY
+    from nn.train.training import READ_EVERY
 
     steps = min(max(SPAN / seconds, LEAST), MOST)
     return READ_EVERY * round(steps / READ_EVERY)
@@ -218,7 +208,7 @@ def _timed(point: Point, job: Job) -> list[Row]:
 
 def _plans_counted(ranks: int) -> list[Plan]:
     """Of three layers: one of each sort."""
-    from nn.plan import COLUMNS, ROWS, SAMPLES, Plan
+    from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, Plan
 
     return [
         Plan.data(ranks, 3),
@@ -231,11 +221,11 @@ def _plans_counted(ranks: int) -> list[Plan]:
 
 def _counted(point: Point, job: Job) -> list[Row]:
     """One step of a run through host memory on the CPU, and what the formulas say of it."""
-    from nn.plan.paper import Device
+    from pyrt.driver.null import DeviceProperties
 
     case, rows = _case(point["hidden"], point["batch"]), []
     # Bytes depend on the way of the exchange, not on how fast anything is.
-    rates = replace(_rates_of("h200"), device=Device(), exchange="host", gemm="auto")
+    rates = replace(_rates_of("h200"), device=DeviceProperties(), exchange="host", gemm="auto")
     search = bench.search_of(case, job.size, rates)
     with tempfile.TemporaryDirectory() as scratch:
         shared = Path(job.comm.bcast(scratch))
@@ -253,7 +243,7 @@ def _counted(point: Point, job: Job) -> list[Row]:
 
 def _counted_options(case: bench.Case, data: Path) -> Options:
     """Of a run of one step."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     return Options(
         data=str(data),
@@ -275,6 +265,4 @@ def _save_images(case: bench.Case, data: Path) -> None:
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
-    from experiments import plans_figures  # here, as it reads the points above
-
     return plans_figures.section(rows, setup)

@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.plans import CLOSE
 from experiments import figures
-from experiments.plans import COUNTED, DATA, FAMILIES, FILES, FORK_AND_JOIN, HERE, MAP, MODEL, TIMED
+from experiments.plans_points import COUNTED, DATA, FAMILIES, FILES, FORK_AND_JOIN, HERE, MAP, MODEL, TIMED
 from experiments.study import Figure, Section, Setup, Table
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _ranks(rows: pd.DataFrame) -> str:
 def _machine(rows: pd.DataFrame) -> str:
     """The ranks, and where their rates are from."""
     name = rows.rates.iloc[0]
-    source = "rates measured here" if name == HERE else f"rates of nn/plan/machines/{name}.json"
+    source = "rates measured here" if name == HERE else f"rates of nn/autotune/machines/{name}.json"
     return f"{_ranks(rows)} ({source})"
 
 

@@ -8,7 +8,26 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments import jobs
+from experiments import jobs, profile_figures
+from experiments.profile_groups import (
+    BACKWARD,
+    CACHED,
+    COPIES,
+    EMPTY,
+    FORWARD,
+    IMAGES,
+    ITERATION,
+    MERGED,
+    NETWORK,
+    OTHER,
+    REST,
+    ROWS,
+    START,
+    START_GROUPS,
+    SUMS,
+    UPDATE,
+    WALL,
+)
 from experiments.study import Point, Row, Section, Setup, Taken, amount
 from pyrt.cache import VARIABLE
 
@@ -22,17 +41,6 @@ QUESTION = (
     "course's network, 784-512-10, batch 3000 over all ranks, float32), whose table of phases is drawn here."
 )
 COLUMNS = ("part", "rung", "words", "ranks", "exchange", "phase", "group", "host_us", "device_us")
-
-ITERATION, START = "iteration", "start-up"
-"""Parts: rows of the first are microseconds a step, of the second of the whole run."""
-
-WALL = "step (wall)"
-"""What stands for the phase in the row that has a step's wall time."""
-
-IMAGES = "copying images host -> device"
-"""A phase of each step, or of the start."""
-
-NETWORK = "--hidden 512 --batch 3000 --lr 1 --momentum 0 --val-fraction 0"
 
 
 class Rung(NamedTuple):
@@ -64,16 +72,6 @@ ON_CPU = (
 FEW_SAMPLES, FEW_EPOCHS = 6000, 12
 """Of the small size on the CPU."""
 
-EMPTY, CACHED = "an empty kernel cache", "kernels in the cache"
-"""Starts on GPUs."""
-
-OTHER, FORWARD, BACKWARD = "pixels, activations and loss", "forward products", "backward products"
-MERGED = "output layer in one kernel"
-ROWS = "rows of the batch"
-COPIES, SUMS, UPDATE = "copies of gradients", "sums over ranks", "update"
-REST = "host and launches"
-"""Groups of phases."""
-
 _GROUP_OF = (
     (r"forward GEMM \d+ to .*", MERGED),
     (r"forward GEMM \d+", FORWARD),
@@ -86,23 +84,8 @@ _GROUP_OF = (
     (r"step", UPDATE),
     (r"batch iteration|graph replay|forward|backward|losses device -> host", REST),
 )
-"""Names of phases (nn/step.py, nn/fuse.py, pyrt/exchange) and their groups. Those of the rest have others
-within them, which their device times are of, too."""
-
-START_GROUPS = {
-    "start mpirun": "mpirun",
-    "start Python and MPI": "Python and MPI",
-    "import packages": "imports",
-    "start device": "device",
-    "load data": "data",
-    "distribute data": "data",
-    "compile kernels": "kernels",
-    "count memory": "network, exchange and graphs",
-    "train setup": "network, exchange and graphs",
-    IMAGES: "data",
-    "other": "in no phase",
-}
-"""Phases of a start, in their order, and what they are called in the figure."""
+"""Names of phases (nn/program/passes.py, nn/program/fuse.py, pyrt/exchange) and their groups. Phases of
+the rest contain others, whose device times they include."""
 
 
 def ladder(setup: Setup) -> list[Rung]:
@@ -224,6 +207,4 @@ def missing(setup: Setup) -> list[str]:
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
-    from experiments import profile_figures  # here, as it reads the groups above
-
     return profile_figures.section(rows, setup)

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from experiments import figures
-from experiments.profile import (
+from experiments.profile_groups import (
     BACKWARD,
     CACHED,
     COPIES,

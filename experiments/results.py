@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.study import FAILED, Point, Row
-from nn.files import write_whole
+from nn.files.write import write_whole
 
 
 class Results:

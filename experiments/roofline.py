@@ -17,8 +17,8 @@ from pyrt.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nn.plan.rates import Rates
-    from nn.report import Report
+    from nn.app.report import Report
+    from nn.autotune.rates import Rates
     from pyrt.job import Job
 
 TITLE = "Roofline"
@@ -156,8 +156,8 @@ def _rates(point: Point, job: Job, folder: Path) -> list[Row]:
     """Measured anew: those that are kept for `--plan auto` may be of other code. Collective."""
     from contextlib import closing
 
-    from nn.plan.probe import Setting, probe
-    from nn.plan.rates import EXCHANGE, Link
+    from nn.autotune.probe import ProbeContext, probe
+    from nn.autotune.rates import EXCHANGE, Link
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
@@ -165,7 +165,7 @@ def _rates(point: Point, job: Job, folder: Path) -> list[Row]:
         _rates_file(folder).unlink(missing_ok=True)
     task = counting.listed_step(point, job.size).task
     with closing(open_device(point["device"], job, share_gpus=False).driver) as driver:
-        rates = probe(Setting(job, driver, choose("auto", driver, job), task))
+        rates = probe(ProbeContext(job, driver, choose("auto", driver, job), task))
     if job.rank == 0:
         rates.save("--out", _rates_file(folder))
     link = rates.node.get(EXCHANGE, Link(0.0, 0.0, 0.0))
@@ -194,9 +194,9 @@ def _peak(rates: Rates) -> float:
 
 def _known_rates(job: Job, folder: Path) -> Rates:
     """Those that the job's first point has left. Collective."""
-    from nn.plan.rates import load
+    from nn.autotune.rates import load
 
-    with job.together():
+    with job.agree():
         if not _rates_file(folder).exists():
             raise UserError("the machine's rates could not be measured")
         return load(_rates_file(folder))
@@ -205,8 +205,8 @@ def _known_rates(job: Job, folder: Path) -> Rates:
 def _step(point: Point, job: Job, folder: Path) -> list[Row]:
     """The time of a step, that of its products, what it does, and what the cost model expects. Collective."""
     from bench.step import WARM_UP, Ours
-    from nn.plan.cost import Costing
-    from nn.run import run
+    from nn.app.run import run
+    from nn.autotune.cost import Costing
 
     rates, steps = _known_rates(job, folder), point["steps"]
     # And one more: at the end all losses are waited for, and the last ones follow each other at once.
@@ -240,11 +240,10 @@ def _step(point: Point, job: Job, folder: Path) -> list[Row]:
 
 def _products(report: Report, listed: Any) -> tuple[int, float]:
     """Flops and seconds of the operations of a step that have products in them."""
-    from nn.operations import Operation
-    from nn.plan.cost import products_of
+    from nn.program.operations import Operation
 
     steps = report.phase("batch iteration").calls
-    mine = [item for item in listed.items if isinstance(item, Operation) and products_of(item)]
+    mine = [item for item in listed.items if isinstance(item, Operation) and item.work.products]
     phases = [report.phase(name) for name in dict.fromkeys(item.name for item in mine)]
     seconds = sum(phase.host if phase.device is None else phase.device for phase in phases)
     return sum(item.flops for item in mine), seconds / steps
@@ -265,7 +264,7 @@ def _transfers(point: Point, job: Job) -> list[Row]:
     An epoch is one step, so that a batch's rows go up by themselves. Of MPI's sums the bytes are those that a
     rank of a ring sends, all of a step in one.
     """
-    from nn.run import run
+    from nn.app.run import run
 
     report = run(counting.options_of(point, 1, LONG, profile=True), job)
     if job.rank > 0:

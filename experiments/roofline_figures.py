@@ -347,8 +347,8 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     caption = (
         "Measured by predicted time of a step over the batch, a curve for each hidden size; 1, the dark "
         f"line, is right, above it a step takes longer than predicted. Left {COURSE}: flops and bytes by the "
-        "best rates; right the cost model of nn/plan, which has times of products of all sizes, of a launch "
-        "and of a message."
+        "best rates; right the cost model of nn/autotune, which has times of products of all sizes, of a "
+        "launch and of a message."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "models"), caption, wide=True))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from bench.timing import Times
-    from nn.options import Options
+    from nn.app.options import Options
     from pyrt.job import Job
 
 TITLE = "Scaling"
@@ -133,7 +133,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """One row: seconds of an epoch by the slowest rank's clock, as `train.py` runs it."""
-    from nn.options import Options
+    from nn.app.options import Options
 
     options = Options(
         hidden=(point["hidden"],),
@@ -176,7 +176,7 @@ def epochs_of_window(seconds: float) -> int:
 def _windows(job: Job, options: Options, steps: int, epochs: int) -> tuple[list[float], str]:
     """Seconds a step in each window of so many epochs, by this rank's clock; the exchange. Collective."""
     from bench.step import WARM_UP, Ours
-    from nn.run import run
+    from nn.app.run import run
 
     # And one more: at the end a GPU's losses are waited for, and the last ones follow each other at once.
     report = run(replace(options, epochs=WARM_UP + WINDOWS * epochs + 1), job)

@@ -1,9 +1,11 @@
 // bf16 numbers, the upper half of a float, and a float as a sum of them.
 #pragma once
 
+#include "common.cuh"
+
 typedef unsigned short bfloat16;
 
-const int MOST_TERMS = 3;  // that a float has: 8 bits each
+const int MOST_COMPONENTS = 3;  // that a float has: 8 bits each
 
 // To the nearest, ties to even. NaN stays NaN; what is beyond the largest bf16 becomes infinite.
 __device__ inline bfloat16 to_bfloat16(float x)
@@ -16,23 +18,23 @@ __device__ inline bfloat16 to_bfloat16(float x)
 
 __device__ inline float to_float(bfloat16 x) { return __uint_as_float((unsigned)x << 16); }
 
-// terms[0], terms[stride], ... = the first `count` (1 to 3) terms of x, each the bf16 nearest to what the
+// components[0], components[stride], ... = the first `count` (1 to 3) components of x, each the bf16 nearest to what the
 // ones before leave. Where the first is not finite the others are 0, so that infinity does not turn into
 // NaN.
-__device__ inline void split(float x, int count, bfloat16 *terms, offset stride)
+__device__ inline void split(float x, int count, bfloat16 *components, offset stride)
 {
     const bfloat16 first = to_bfloat16(x);
     const bool finite = (first & 0x7f80) != 0x7f80;
-    terms[0] = first;
+    components[0] = first;
     float rest = finite ? x - to_float(first) : 0;
     for (int i = 1; i < count; i++) {
         const bfloat16 term = to_bfloat16(rest);
-        terms[i * stride] = term;
+        components[i * stride] = term;
         rest -= to_float(term);
     }
 }
 
-// Four numbers in a word of 8 bytes: of a structure the compiler would store each by itself.
+// Vec4 numbers in a word of 8 bytes: of a structure the compiler would store each by itself.
 __device__ inline unsigned long long pack(const bfloat16 (&x)[4])
 {
     const unsigned low = x[0] | (unsigned)x[1] << 16, high = x[2] | (unsigned)x[3] << 16;
@@ -65,22 +67,22 @@ __device__ inline unsigned take_pair(float &left, float &right, bool first)
     return pair;
 }
 
-// As split(), for two neighbours whose terms are stored together.
-__device__ inline void split_pair(float left, float right, int count, bfloat16 *terms, offset stride)
+// As split(), for two neighbours whose components are stored together.
+__device__ inline void split_pair(float left, float right, int count, bfloat16 *components, offset stride)
 {
 #pragma unroll
-    for (int i = 0; i < MOST_TERMS; i++)
+    for (int i = 0; i < MOST_COMPONENTS; i++)
         if (i < count)
-            *(unsigned *)(terms + i * stride) = take_pair(left, right, i == 0);
+            *(unsigned *)(components + i * stride) = take_pair(left, right, i == 0);
 }
 
-// The same for four neighbours: terms + i * stride is aligned to 8 bytes.
-__device__ inline void split4(float4 x, int count, bfloat16 *terms, offset stride)
+// The same for four neighbours: components + i * stride is aligned to 8 bytes.
+__device__ inline void split4(float4 x, int count, bfloat16 *components, offset stride)
 {
 #pragma unroll
-    for (int i = 0; i < MOST_TERMS; i++)
+    for (int i = 0; i < MOST_COMPONENTS; i++)
         if (i < count) {
             const unsigned low = take_pair(x.x, x.y, i == 0), high = take_pair(x.z, x.w, i == 0);
-            *(unsigned long long *)(terms + i * stride) = low | (unsigned long long)high << 32;
+            *(unsigned long long *)(components + i * stride) = low | (unsigned long long)high << 32;
         }
 }

@@ -1,33 +1,52 @@
-"""nn: fully connected networks trained over pyrt.
+"""nn: neural networks trained over pyrt, on one GPU or many.
 
-============== =====================================================================
-``run``        a whole run in process: ``run(options) -> report``
-``pipeline``   what it does once it is set up: train, evaluate, check, save
-``options``    what a run is told
-``command_line`` the options as train.py reads them and --help shows them
-``data``       data sets: embedded digits, MNIST, IDX files, npz files
-``held_out``   which rows of the training set validate
-``network``    layer sizes, activation and head
-``reference``  the equations in NumPy: the truth that everything is compared with
-``parameters`` initial values, files
-``plan``       who holds which samples, which gradients leave together
-``operations`` one operation of a step: arrays, flops, NumPy function, kernel launch
-``step``       the list of operations of a training step and of a forward pass
-``launches``   launch shapes of the project's kernels
-``update``     stochastic gradient descent on the flat buffers
-``placement``  where the training set lies: on the device, or on the host
-``source``     where a step finds its batch
-``resident``   batches gathered on the device from the whole set
-``streamed``   batches sent up from the host, several at a time
-``feed``       rows on their way to the device
-``ahead``      what the host does for them in other threads
-``replay``     how steps get onto the device: launched, or replayed from graphs
-``losses``     the losses of the steps on their way to the host
-``training``   the loop
-``evaluation`` loss, precision and recalls of a set
-``check``      this run against the reference
-``report``     what a run tells afterwards
-``console``    what it tells while it goes on
-``tables``     tables as wide as the terminal
-============== =====================================================================
+    import nn, pyrt
+
+    net = nn.Network((784,), [nn.Dense(512, "sigmoid"), nn.Dense(10)], loss="softmax")
+    with pyrt.start() as runtime:
+        trainer = nn.Trainer(net, nn.Sgd(lr=0.07, momentum=0.9), nn.load("embedded"), runtime, batch=3000)
+        for epoch in trainer.epochs(5):
+            print(epoch.loss, epoch.accuracy)
+
+=============== ==================================================================================
+``model``       what a network is: layers, loss, initial values; the same in NumPy (reference)
+``files``       files of arrays, read with care and written whole or not at all
+``optimisers``  the rules by which parameters follow their gradients
+``input``       data sets, order of samples, prefetch, resident or streamed
+``parallel``    who has what: the plan, a rank's shard, buckets of gradients
+``launch``      from an operation to a kernel launch, and the same in NumPy
+``program``     a step as a list of operations, and the rules that rewrite it
+``autotune``    rates of this machine, cost of a plan, search
+``train``       trainer, replay from graphs, losses, evaluation, check
+``checkpoints`` all that a run needs to go on as if it had never stopped
+``app``         options, a run from options, report, memory table, console
+=============== ==================================================================================
+
+Each folder imports those above it, and pyrt, but none below it.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nn.input import Dataset, load
+    from nn.model.dense import Dense
+    from nn.model.network import Network
+    from nn.optimisers import Adam, Sgd
+    from nn.train.trainer import Trainer
+
+_WHERE = {
+    **{"Network": "nn.model.network", "Dense": "nn.model.dense"},
+    **{"Sgd": "nn.optimisers", "Adam": "nn.optimisers"},
+    **{"load": "nn.input", "Dataset": "nn.input"},
+    "Trainer": "nn.train.trainer",
+}
+
+__all__ = ["Adam", "Dataset", "Dense", "Network", "Sgd", "Trainer", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for, not before: NumPy's BLAS takes its threads when it loads."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

@@ -55,7 +55,7 @@ class _Found:
 
 
 def kernel_folder() -> KernelFolder:
-    """That of this process: the cache's, else a temporary one. Found once, or told by `use_kernel_folder`.
+    """Return this process's folder: the cache's, else a temporary one. `use_kernel_folder` may set it.
 
     Raises UserError where there is neither.
     """
@@ -65,7 +65,7 @@ def kernel_folder() -> KernelFolder:
 
 
 def use_kernel_folder(folder: KernelFolder) -> None:
-    """What another rank of this node has found: what one compiles all load."""
+    """Use the folder that another rank of this node found, so that all load what one compiles."""
     _Found.folder = folder
 
 
@@ -174,7 +174,7 @@ def _aside(folder: Path) -> tempfile.TemporaryDirectory[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """By one process at a time, where the file system has locks."""
+    """Lock it for one process at a time, if the file system has locks."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -20,7 +20,7 @@ class StreamClock:
         self._start, self._stop = (driver.create_event(timing=True) for _ in range(2))
 
     def seconds(self, work: Work, behind: Work | None = None) -> float:
-        """How long the work takes on the device, queued ``behind`` something or started idle."""
+        """Time the work on the device, queued ``behind`` something or started idle."""
         if behind is not None:
             behind(self.stream)
         self.driver.record(self._start, self.stream)

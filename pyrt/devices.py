@@ -14,7 +14,8 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver, compile
 from pyrt.driver.nvcc import find_nvcc
 from pyrt.errors import UserError
-from pyrt.job import AgreedError, Job, undisturbed
+from pyrt.job import AgreedError, Job
+from pyrt.job.signals import undisturbed
 
 CHOICES = ("auto", "cuda", "emulated", "cpu")
 
@@ -53,10 +54,10 @@ def open_device(
         return Device(CpuDriver(), "")
     if choice == "emulated":
         warnings = _share_kernel_folder(job)
-        with job.together():
+        with job.agree():
             if job.node.rank == 0:  # the others find it in the cache
                 undisturbed(compile.runtime_library)
-        with job.together():
+        with job.agree():
             driver = EmulatedDriver(sanitize, order_seed)
         return Device(driver, "the same kernels on the CPU, slowly: for tests", warnings)
     visible, missing = usable_gpus()
@@ -70,10 +71,10 @@ def open_device(
     mistakes = [mistake for _, mistake in found if mistake]
     if mistakes:
         raise AgreedError(mistakes[0])
-    with job.together():
+    with job.agree():
         index = assign(job.node.allgather(visible), share_gpus)[job.node.rank]
     warnings = _share_kernel_folder(job)
-    with job.together():
+    with job.agree():
         gpu = _open_cuda(index)
     shared = sharing(gpu, job)
     if shared:
@@ -134,7 +135,7 @@ def _share_kernel_folder(job: Job) -> tuple[str, ...]:
 
     Returns a warning where kernels are not kept on some node.
     """
-    with job.together():
+    with job.agree():
         folder = kernel_folder() if job.node.rank == 0 else None
     shared: KernelFolder = job.node.bcast(folder)
     use_kernel_folder(shared)
@@ -204,7 +205,7 @@ def none_seen(value: str | None, error: str) -> str:
 
 
 def unseen(value: str | None, seen: int) -> str:
-    """What is wrong with a `VISIBLE` that names more devices than CUDA shows; empty where it does not.
+    """Say what is wrong if `VISIBLE` names more devices than CUDA shows; else return an empty text.
 
     CUDA reads the list up to the first entry that it cannot take, and says nothing. An entry -1 is meant to
     end it (CUDA C++ Programming Guide, CUDA Environment Variables).

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyrt.cgroups import folders
+from pyrt.job.cgroups import folders
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HostMemory:
 
     @classmethod
     def now(cls) -> HostMemory:
-        """As things are."""
+        """Return the memory of this moment."""
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
         return cls(min([free, *_left_in_groups()]), total)

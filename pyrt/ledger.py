@@ -50,7 +50,7 @@ class Ledger:
         self.device[self._row] += nbytes
 
     def freed(self, pointer: int) -> None:
-        """What was ``allocated`` at this pointer."""
+        """Note that what was ``allocated`` at this pointer is freed."""
         row, nbytes = self._blocks.pop(pointer)
         self.device[row] -= nbytes
 

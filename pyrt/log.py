@@ -1,7 +1,7 @@
 """The log of pyrt and nn: a line before work that takes seconds, where that is not done in every run.
 
-Nothing is printed unless somebody listens: a run's console does (nn/console.py), and any other program may,
-by handlers of Python's ``logging`` for the logger ``pyrt``.
+Nothing is printed unless a handler of Python's ``logging`` listens to the logger ``pyrt``: a run's console
+does (nn/app/console.py), and any program may.
 """
 
 import logging

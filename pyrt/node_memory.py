@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
+from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.job import Job
-from pyrt.memory import DeviceArray
-from pyrt.watchdog import Watchdog
+from pyrt.job.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,22 +42,22 @@ class NodeMemory:
         the ranks do not reach each other's memory or one of them has none left.
         """
         self._driver, self._job, self._node, self._stream = driver, job, node, stream
-        with job.together():  # memory may end on one of them
+        with job.agree():  # memory may end on one of them
             self._made = make()
             mapped, self.given_up = driver.allocate_mapped(4)
         self._given_up = mapped.view(np.int32)
         self.arrays = self._exchange_handles([*lent, *self._made])
         with ExitStack() as opened:
-            with job.together():  # another node's ranks may not reach each other
+            with job.agree():  # another node's ranks may not reach each other
                 self._watchdog = opened.enter_context(closing(Watchdog(node, self.give_up)))
             opened.pop_all()
         self._closed = False
 
     def _exchange_handles(self, mine: Sequence[DeviceArray]) -> list[list[DeviceArray]]:
-        with self._job.together():  # it may take memory
+        with self._job.agree():  # it may take memory
             exported = [array.export() for array in mine]
         handles = self._node.allgather(exported)
-        with self._job.together():
+        with self._job.agree():
             return [
                 [
                     array

@@ -222,7 +222,7 @@ class Phase:
             self.timer = None
 
     def times(self) -> PhaseTimes:
-        """What was measured so far; waits for the phase's events."""
+        """Return the times measured so far; waits for the phase's events."""
         seconds, timed = self.timer.total() if self.timer is not None else self._settled
         return PhaseTimes(self.name, self.calls, self.host, self.elapsed, seconds, timed)
 
@@ -281,7 +281,7 @@ class DeviceTimer:
 def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Calls that open and close the NVTX range of that name; the string is registered here, once."""
     try:
-        import nvtx  # not above: it imports NumPy, which must wait for pyrt/job.py
+        import nvtx  # not above: it imports NumPy, which must wait for pyrt/job/__init__.py
     except ImportError:  # a machine without the GPU packages
         return _nothing, _nothing
     domain = nvtx.get_domain(None)

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nn.launches import Kernels
+from nn.launch.kernels import Kernels
 from pyrt.driver import Driver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
-from tests import LONG, standing_still
+from tests import LONG, rank_pool, standing_still
 
 # MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
 # with which every mpiexec that a test starts would end at once.
@@ -50,6 +50,7 @@ def no_kernels() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     standing_still.start()
     config.pluginmanager.register(standing_still.Clock())
+    config.pluginmanager.register(rank_pool)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

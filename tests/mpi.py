@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyrt.cores import BLAS_VARIABLES
+from pyrt.job.cores import BLAS_VARIABLES
 from tests import standing_still
 
 ROOT = Path(__file__).resolve().parents[1]

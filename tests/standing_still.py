@@ -3,7 +3,7 @@
 A clock runs for each test, from its set-up to the end of its tear-down. When it stops,
 
 - a rank of a test of several prints its stacks, and the system ends it some seconds later, also inside MPI.
-  mpiexec then ends the others, which have printed theirs, and the test fails;
+  mpiexec then ends the others, which have printed theirs, and the test fails: the next one gets new ranks;
 - a test of this process alone fails where it is. Where Python cannot run, as inside a kernel, the stacks are
   printed and the process ends.
 
@@ -34,7 +34,7 @@ GRACE = 5.0
 """Seconds between the first thing that is tried and the next."""
 
 IS_RANK = CHILD_PROCESS_FLAG in os.environ
-"""Whether mpiexec started this process for one test."""
+"""Whether this process is a rank that runs tests: see tests/rank_pool.py."""
 
 _stderr: TextIO = sys.stderr
 """Where stacks go: not into what pytest captures, which is lost with the process."""
@@ -43,7 +43,8 @@ _stderr: TextIO = sys.stderr
 def start() -> None:
     """Start the first clock, before MPI starts."""
     global _stderr
-    _stderr = os.fdopen(os.dup(2), "w")
+    if _stderr is sys.stderr:  # not again for each test of a rank
+        _stderr = os.fdopen(os.dup(2), "w")
     if IS_RANK:
         allow(STARTING)
     else:
@@ -76,14 +77,14 @@ class Clock:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
-        """Run a clock; not in the process that waits for mpiexec, whose ranks have their own."""
+        """Run a clock; not in the process that waits for ranks, which have their own."""
         if IS_RANK or not item.get_closest_marker("parallel"):
             allow()
         try:
             return (yield)
         finally:
             if IS_RANK:
-                allow()  # the end of MPI
+                allow()  # the end of the session
             else:
                 stop()
 

@@ -5,7 +5,7 @@ from threading import Event
 import pytest
 
 from tools import compile_kernels
-from tools.compile_kernels import ARCHITECTURES, Compiled, main
+from tools.compile_kernels import ARCHITECTURES, Compiled, covering, jobs_of, main
 
 SOURCE = "// constants: REAL=float|double\n"
 
@@ -61,11 +61,28 @@ def test_the_lines_say_what_was_compiled_and_the_first_error_of_each_file(files,
     assert lines[0][:-1] == ["first.cu", "2", *ARCHITECTURES, "24", "0", str(count), "of", str(count)]
     assert lines[1][:-1] == ["second.cu", "2", *ARCHITECTURES, "255", "0", "-"]
     assert max(map(len, out.splitlines())) <= 80
-    assert err.count("kernels: error: first.cu REAL=float sm_75:\ny is undefined\n") == 1
+    assert err.count("kernels: error: first.cu REAL=float sm_90a:\ny is undefined\n") == 1
     assert err.count("error") == 1
 
 
 def test_registers_that_are_spilled_are_an_error(files, compiled, capsys):
     compiled["second.cu"] = 255, 16, ""
     assert main(files) == 1
-    assert "second.cu REAL=float sm_75:\n16 bytes of registers spilled" in capsys.readouterr().err
+    assert "second.cu REAL=float sm_90a:\n16 bytes of registers spilled" in capsys.readouterr().err
+
+
+def test_older_architectures_compile_every_value_of_every_constant(tmp_path):
+    """The newest compiles every combination."""
+    file = tmp_path / "a.cu"
+    file.write_text("// constants: REAL=float|double N=1|2|3 KIND=a|b\n")
+    of = {one: [constants for _, constants, used in jobs_of(file) if used == one] for one in ARCHITECTURES}
+    assert [len(of[one]) for one in ARCHITECTURES] == [3, 3, 12]
+    for jobs in of.values():
+        assert {item for constants in jobs for item in constants.items()} == {
+            *(("REAL", "float"), ("REAL", "double"), ("N", "1"), ("N", "2"), ("N", "3")),
+            *(("KIND", "a"), ("KIND", "b")),
+        }
+
+
+def test_a_file_without_constants_is_compiled_once():
+    assert covering([{}]) == [{}]

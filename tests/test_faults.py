@@ -16,10 +16,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from nn.options import Options
 from tests import mpi
 from tests.mpi import ROOT
-from tests.pyrt.test_job import is_gone, wait_until
+from tests.pyrt.job.test_job import is_gone, wait_until
 from tests.test_killed import LIMIT, RECORD, Training
 
 SMALL = ["--hidden", "8", "--batch", "50", "--samples", "200", "--val-fraction", "0"]
@@ -202,14 +201,14 @@ class TestOthers:
         train = f"{sys.executable} train.py --device cpu --hidden 8"
         error = self.start(f"1 {train}", f"2 {train} --lr 0.5")
         assert error.startswith(
-            f"ranks 1, 2 are not as rank 0: --lr is 0.5 on rank 1, {Options.lr} on rank 0: give all "
+            "ranks 1, 2 are not as rank 0: --lr is 0.5 on rank 1, 0.07 on rank 0: give all "
         )
 
     def test_code(self, tmp_path: Path) -> None:
         for name in ("pyrt", "nn", "kernels"):
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "train.py", tmp_path)
-        with open(tmp_path / "kernels" / "sgd.cu", "a") as file:
+        with open(tmp_path / "kernels" / "nn" / "head.cu", "a") as file:
             file.write("\n")
         command = "train.py --device cpu --hidden 8"
         paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
@@ -217,7 +216,9 @@ class TestOthers:
             f"2 {sys.executable} {command}",
             f"1 env PYTHONPATH={paths} {sys.executable} {tmp_path}/{command}",
         )
-        assert re.match("rank [12] is not as rank 0: kernels/sgd.cu is ", error)  # as an mpirun numbers them
+        assert re.match(
+            "rank [12] is not as rank 0: kernels/nn/head.cu is ", error
+        )  # as an mpirun numbers them
         assert error.endswith(" on rank 0: install the same version on all nodes")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pyrt.exchange import CHOICES
+from pyrt.exchange.registry import choices
 from tests import mpi
-from tests.pyrt.test_job import is_gone, wait_until
+from tests.pyrt.job.test_job import is_gone, wait_until
 
 LIMIT = 10.0
 """Seconds in which a job has ended whose rank was killed."""
@@ -108,7 +108,7 @@ KILLED = [
 
 
 def test_every_exchange_is_here() -> None:
-    assert {exchange for exchange, *_ in KILLED} == set(CHOICES)
+    assert {exchange for exchange, *_ in KILLED} == set(choices())
 
 
 @pytest.mark.parametrize(("exchange", "ranks", "killed"), KILLED)

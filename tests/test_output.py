@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import train
-from nn.training import Diverged
+from nn.train.training import Diverged
 from pyrt.job import join
 from tests.mpi import ROOT, mpirun
 
@@ -101,7 +101,13 @@ def test_what_the_readme_leaves_in_the_checkout_is_ignored_by_git():
         "w.npz",
         "r.json",
     ]
-    sources = ["tools/run.sh", "nn/run.py", "data/mnist5k.npz", "nn/plan/machines/h200.json", "docs/slurm.sh"]
+    sources = [
+        "tools/run.sh",
+        "nn/app/run.py",
+        "data/mnist5k.npz",
+        "nn/autotune/machines/h200.json",
+        "docs/slurm.sh",
+    ]
     command = ["git", "check-ignore", "--no-index", *made, *sources]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 128:

@@ -46,24 +46,24 @@ def arrays(path):
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def trained(tmp_path_factory):
     """One run on 4 ranks that prints and writes everything."""
-    folder = tmp_path_factory.mktemp("story")
+    folder = tmp_path_factory.mktemp("trained")
     save, report = folder / "w.npz", folder / "report.json"
     job = train(4, *QUICK, "--print-every", 2, "--save", save, "--json", report, "--check")
     assert job.returncode == 0, job.stderr
     return SimpleNamespace(job=job, save=save, report=json.loads(report.read_text()))
 
 
-def test_only_rank_0_prints_and_nothing_but_what_belongs_to_the_run(story):
-    words = [line.split()[0] for line in story.job.stdout.splitlines() if line]
+def test_only_rank_0_prints_and_nothing_but_what_belongs_to_the_run(trained):
+    words = [line.split()[0] for line in trained.job.stdout.splitlines() if line]
     for word in ("ranks", "device", "exchange", "data", "network", "training", "phase", "total"):
         assert words.count(word) == 1, word
-    assert story.job.stderr == ""
+    assert trained.job.stderr == ""
 
 
-def test_the_header_says_what_the_run_stands_on(story):
-    out = story.job.stdout
+def test_the_header_says_what_the_run_stands_on(trained):
+    out = trained.job.stdout
     assert "4 on 1 node(s)" in out and "cpu: 1 x " in out and "host: " in out
     assert (
         "embedded digits (mnist5k): 3600 training, 400 validation, 1000 test samples of 28 x 28 pixels" in out
@@ -72,8 +72,8 @@ def test_the_header_says_what_the_run_stands_on(story):
     assert "3 epochs of 3 batches of 1500" in out
 
 
-def test_epochs_and_steps_are_printed_as_they_pass(story):
-    lines = story.job.stdout.splitlines()
+def test_epochs_and_steps_are_printed_as_they_pass(trained):
+    lines = trained.job.stdout.splitlines()
     passed = [line.split()[:2] for line in lines if line.startswith(("epoch", "step ")) and "loss" in line]
     steps = [["step", str(step)] for step in (2, 4, 6, 8)]
     epochs = [["epoch", f"{epoch}/3"] for epoch in (1, 2, 3)]
@@ -81,43 +81,95 @@ def test_epochs_and_steps_are_printed_as_they_pass(story):
     assert all("validation precision 0." in line for line in lines if line.startswith("epoch"))
 
 
-def test_the_test_precision_is_the_last_line(story):
-    last = story.job.stdout.splitlines()[-1]
-    assert last == f"test precision {story.report['test']['precision']:.4f}"
+def test_the_test_precision_is_the_last_line(trained):
+    last = trained.job.stdout.splitlines()[-1]
+    assert last == f"test precision {trained.report['test']['precision']:.4f}"
 
 
-def test_the_check_is_printed_and_passed(story):
-    assert "check passed" in story.job.stdout
-    assert story.report["passed"]
+def test_the_check_is_printed_and_passed(trained):
+    assert "check passed" in trained.job.stdout
+    assert trained.report["passed"]
 
 
-def test_the_saved_file_knows_the_run(story):
-    with np.load(story.save, allow_pickle=False) as file:
+def test_the_saved_file_knows_the_run(trained):
+    with np.load(trained.save, allow_pickle=False) as file:
         run = json.loads(str(file["run"]))
-    assert run["options"] == story.report["options"]
-    assert run["environment"] == story.report["environment"]
-    assert run["test_precision"] == story.report["test"]["precision"]
+    assert run["options"] == trained.report["options"]
+    assert run["environment"] == trained.report["environment"]
+    assert run["test_precision"] == trained.report["test"]["precision"]
 
 
-def test_the_same_command_gives_the_same_bits(story, tmp_path):
+def test_the_same_command_gives_the_same_bits(trained, tmp_path):
     again = train(4, *QUICK, "--save", tmp_path / "w.npz", "--json", tmp_path / "report.json")
     assert again.returncode == 0, again.stderr
-    assert arrays(tmp_path / "w.npz") == arrays(story.save)
+    assert arrays(tmp_path / "w.npz") == arrays(trained.save)
     report = json.loads((tmp_path / "report.json").read_text())
     assert [epoch["loss"] for epoch in report["epochs"]] == [
-        epoch["loss"] for epoch in story.report["epochs"]
+        epoch["loss"] for epoch in trained.report["epochs"]
     ]
-    assert report["test"] == story.report["test"]
+    assert report["test"] == trained.report["test"]
 
 
-def test_evaluate_prints_the_scores_and_writes_the_labels(story, tmp_path):
+def test_a_run_goes_on_from_either_format_of_parameters(trained, tmp_path):
+    pytest.importorskip("safetensors", reason="make test installs it")
+    other, again = tmp_path / "w.safetensors", tmp_path / "again.npz"
+    for source, target in ((trained.save, other), (other, again)):
+        arguments = ["--device", "cpu", "--hidden", 9, "--epochs", 0, "--init", source, "--save", target]
+        job = train(2, *arguments)
+        assert (job.returncode, job.stderr) == (0, "")
+    assert arrays(again) == arrays(trained.save)
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "name"),
+    [
+        ("--init", "w.safetensors", "safetensors"),
+        ("--save", "w.safetensors", "safetensors"),
+        ("--export", "w.onnx", "onnx"),
+    ],
+)
+def test_a_package_that_is_missing_ends_all_ranks_in_one_line_before_anything_is_trained(
+    tmp_path, option, file, name
+):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise ImportError('as a test wants')")
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    job = train_telling_exit_codes(2, *QUICK, option, tmp_path / file, env={"PYTHONPATH": path})
+    refused(job, f"{option} {tmp_path}/{file}: needs", f"python -m pip install {name}")
+    assert "epoch" not in job.stdout
+
+
+@pytest.mark.parametrize("head", ["softmax", "sigmoid"])
+def test_an_exported_network_finds_the_digits_that_the_run_did(tmp_path, head):
+    """In a program that knows nothing of this project: pixels divided by 255, ONNX, the largest probability.
+
+    Of 1000 test images none is as near to two digits as float32's rounding: the counts are the same.
+    """
+    pytest.importorskip("onnx", reason="make test installs it")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="make test installs it")
+    files = ["--export", tmp_path / "w.onnx", "--save", tmp_path / "w.npz", "--json", tmp_path / "r.json"]
+    job = train(2, *QUICK, "--epochs", 20, "--head", head, "--activation", "tanh", *files)
+    assert (job.returncode, job.stderr) == (0, "")
+    with np.load(ROOT / "data" / "mnist5k.npz") as digits:
+        X, labels = digits["x_test"].reshape(1000, -1), digits["y_test"]
+    opened = onnxruntime.InferenceSession(tmp_path / "w.onnx", providers=["CPUExecutionProvider"])
+    (found,) = opened.run(None, {"pixels": (X / 255).astype(np.float32)})
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (found.argmax(axis=1) == labels).mean() == report["test"]["precision"]
+    assert report["test"]["precision"] > 0.5
+    again = ["--evaluate", "--init", tmp_path / "w.npz", "--export", tmp_path / "again.onnx"]
+    job = train(1, "--device", "cpu", *again)
+    assert (job.returncode, job.stderr) == (0, "")
+    opened = onnxruntime.InferenceSession(tmp_path / "again.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(opened.run(None, {"pixels": (X / 255).astype(np.float32)})[0], found)
+
+
+def test_evaluate_prints_the_scores_and_writes_the_labels(trained, tmp_path):
     labels = tmp_path / "labels"
-    job = train(
-        2, "--hidden", 9, "--device", "cpu", "--evaluate", "--init", story.save, "--predictions", labels
-    )
+    job = train(2, "--device", "cpu", "--evaluate", "--init", trained.save, "--predictions", labels)
     assert job.returncode == 0, job.stderr
     lines = job.stdout.splitlines()
-    assert lines[-1] == story.job.stdout.splitlines()[-1]
+    assert lines[-1] == trained.job.stdout.splitlines()[-1]
     assert any(line.startswith("1000 test samples: loss ") and "top-5 precision" in line for line in lines)
     table = [words for words in map(str.split, lines) if len(words) == 2 and words[0].isdigit()]
     assert [label for label, _ in table] == [str(label) for label in range(10)]
@@ -264,9 +316,56 @@ def test_another_kind_of_network_is_not_evaluated_with_saved_parameters(tmp_path
     saved = str(tmp_path / "relu.npz")
     trained = train(1, "--hidden", "8", "--epochs", "1", "--activation", "relu", "--save", saved)
     assert trained.returncode == 0, trained.stderr
-    scored = train(1, "--hidden", "8", "--evaluate", "--init", saved)
+    scored = train(1, "--hidden", "8", "--activation", "sigmoid", "--evaluate", "--init", saved)
     assert scored.returncode == 2
-    assert "--activation relu" in scored.stderr
+    assert "--activation relu" in scored.stderr and "--activation sigmoid" in scored.stderr
+
+
+@pytest.mark.parametrize("end", ["npz", "safetensors"])
+def test_the_network_and_the_scale_of_pixels_are_those_of_the_file(tmp_path, end):
+    """On two ranks, whose rank 0 alone reads the file; options that are given must agree with it."""
+    if end == "safetensors":
+        pytest.importorskip("safetensors", reason="make test installs it")
+    file, report = tmp_path / f"w.{end}", tmp_path / "report.json"
+    network = ["--hidden", "7,6", "--activation", "tanh", "--head", "sigmoid", "--pixel-scale", 100]
+    cpu = ["--device", "cpu", "--json", report]
+    job = train(2, *cpu, *network, "--classes", 12, "--epochs", 3, "--lr", 0.5, "--save", file)
+    assert job.returncode == 0, job.stderr
+    trained = json.loads(report.read_text())
+    for given in ([], [*network, "--classes", 12]):
+        job = train(2, *cpu, *given, "--evaluate", "--init", file)
+        assert (job.returncode, job.stderr) == (0, "")
+        assert "784-7-6-12, tanh, sigmoid cross-entropy per class" in job.stdout
+        scored = json.loads(report.read_text())
+        assert scored["test"] == trained["test"]
+        for name in ("hidden", "activation", "head", "classes", "pixel_scale"):
+            assert scored["options"][name] == trained["options"][name]
+    job = train_telling_exit_codes(2, *cpu, "--evaluate", "--init", file, "--hidden", 512)
+    refused(job, f"--init {file}: was trained with --hidden 7,6, and --hidden 512 is given: leave it out")
+
+
+def test_a_file_without_metadata_is_evaluated_by_the_options(trained, tmp_path):
+    with np.load(trained.save) as file:
+        np.savez(tmp_path / "w.npz", **{name: file[name] for name in file.files if name != "run"})
+    arguments = ["--device", "cpu", "--evaluate", "--init", tmp_path / "w.npz"]
+    job = train(1, *arguments, "--hidden", 9)
+    assert job.stdout.splitlines()[-1] == trained.job.stdout.splitlines()[-1]
+    refused(train_telling_exit_codes(1, *arguments), "has W1 of shape (9, 784)", "--hidden", ranks=1)
+
+
+def test_an_unlabelled_class_of_the_data_does_not_make_the_network_smaller(tmp_path):
+    """Trained on three classes, scored on data of two: the file says that there are three."""
+    rng = np.random.default_rng(0)
+    for name, classes in (("three", 3), ("two", 2)):
+        images = rng.integers(0, 256, (30, 2, 2), np.uint8)
+        labels = np.arange(30) % classes
+        np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    save = tmp_path / "w.npz"
+    job = train(1, *QUICK, "--data", tmp_path / "three.npz", "--save", save)
+    assert job.returncode == 0, job.stderr
+    job = train(1, "--device", "cpu", "--data", tmp_path / "two.npz", "--evaluate", "--init", save)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "4-9-3, sigmoid" in job.stdout
 
 
 def test_a_reader_that_leaves_ends_the_run_without_a_traceback():
@@ -285,9 +384,10 @@ def test_help_is_printed_once_and_is_no_error():
     assert asked.stdout.count("usage: train.py") == 1
 
 
-def test_printed_losses_and_the_header_are_in_the_json(story):
-    assert [step for step, _ in story.report["losses"]] == [2, 4, 6, 8]
-    assert story.report["environment"]["header"][0] in story.job.stdout
+def test_printed_losses_and_the_header_are_in_the_json(trained):
+    assert trained.report["version"] == 1
+    assert [step for step, _ in trained.report["losses"]] == [2, 4, 6, 8]
+    assert trained.report["environment"]["header"][0] in trained.job.stdout
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1", "x", "2.5"])
@@ -305,7 +405,8 @@ from pyrt.job import run
 import train
 
 def main(job):
-    from nn import feed, training
+    from nn.input import upload_queue
+    from nn.train import training
     from pyrt.driver import cpu, emulated
     owner, name, count = {where}
     real, calls = getattr(owner, name), itertools.count(1)
@@ -329,12 +430,12 @@ run(main)
     ("where", "options"),
     [
         pytest.param("cpu.CpuDriver, 'allocate', 7", ["--device", "cpu"], id="set-up"),
-        pytest.param("feed.Feed, '_take', 3", ["--device", "cpu"], id="steps"),
+        pytest.param("upload_queue.UploadQueue, '_take', 3", ["--device", "cpu"], id="steps"),
         pytest.param(
             "training.Evaluator, 'scores', 2", ["--device", "cpu", "--plan", "model"], id="evaluation"
         ),
         pytest.param(
-            "feed.Feed, '_take', 3",
+            "upload_queue.UploadQueue, '_take', 3",
             ["--device", "emulated", "--exchange", "peer", "--placement", "stream", "--samples", 90],
             id="steps over peer memory",
             marks=pytest.mark.kernels,

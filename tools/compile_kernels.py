@@ -1,4 +1,7 @@
-"""Compile every kernel for all its architectures under every combination of its constants; needs no GPU.
+"""Compile every kernel for all its architectures; needs no GPU.
+
+Compiles every combination of a kernel's constants for the newest architecture; for the older ones, whose code
+differs in a few places, as many combinations as contain every value of every constant.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -28,7 +31,7 @@ from pyrt.driver.nvcc import options
 from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_constants
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
-COLUMNS = "{:16s} {:>8s}  {:18s} {:>9s} {:>7s} {:>9s} {:>4s}"
+COLUMNS = "{:22s} {:>8s} {:18s} {:>9s} {:>7s} {:>7s} {:>3s}"
 """The format of a line."""
 
 FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
@@ -53,7 +56,7 @@ def nvcc_version() -> str:
 
 
 def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Compiled:
-    source = with_constants(flatten(file, [KERNELS]), constants)
+    source = with_constants(flatten(file, [KERNELS], constants), constants)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / file.name
         path.write_text(source)
@@ -72,7 +75,7 @@ def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Com
 
 
 def main(arguments: list[str]) -> int:
-    files = [Path(name).resolve() for name in arguments] or sorted(KERNELS.glob("*.cu"))
+    files = [Path(name).resolve() for name in arguments] or sorted(KERNELS.rglob("*.cu"))
     if not files:
         print(f"kernels: error: no .cu file in {KERNELS}", file=sys.stderr)
         return 1
@@ -92,11 +95,28 @@ def main(arguments: list[str]) -> int:
 
 def jobs_of(file: Path) -> list[tuple[Path, dict[str, str], str]]:
     """What `compile_one` is to be given for all of a file."""
+    *older, newest = architectures(file.read_text()) or ARCHITECTURES
+    combinations = all_constants(file.read_text())
     return [
-        (file, constants, architecture)
-        for constants in all_constants(flatten(file, [KERNELS]))
-        for architecture in architectures(file.read_text()) or ARCHITECTURES
+        *((file, constants, newest) for constants in combinations),
+        *((file, constants, one) for one in older for constants in covering(combinations)),
     ]
+
+
+def covering(combinations: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """A few of the combinations, in which every value of every constant is."""
+    missing = {item for constants in combinations for item in constants.items()}
+    chosen = []
+    while missing:
+        best = max(combinations, key=lambda constants: len(missing & set(constants.items())))
+        chosen.append(best)
+        missing -= set(best.items())
+    return chosen or list(combinations[:1])
+
+
+def name_of(file: Path) -> str:
+    """The name of a kernel file, from kernels/ on."""
+    return str(file.relative_to(KERNELS)) if file.is_relative_to(KERNELS) else file.name
 
 
 def tell(file: Path, results: Sequence[Compiled], seconds: float) -> bool:
@@ -104,9 +124,9 @@ def tell(file: Path, results: Sequence[Compiled], seconds: float) -> bool:
     bad = [result for result in results if result.errors or result.spilled]
     failed = sum(bool(result.errors) for result in results)
     line = COLUMNS.format(
-        file.name,
+        name_of(file),
         str(len({result.variant for result in results})),
-        " ".join(dict.fromkeys(result.architecture for result in results)),
+        " ".join(sorted({result.architecture for result in results})),
         str(max(result.registers for result in results)),
         str(max(result.spilled for result in results)),
         f"{failed} of {len(results)}" if failed else "-",
@@ -115,7 +135,7 @@ def tell(file: Path, results: Sequence[Compiled], seconds: float) -> bool:
     tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()
     for first in bad[:1]:  # the others mostly say the same
-        what = " ".join(filter(None, (file.name, first.variant, first.architecture)))
+        what = " ".join(filter(None, (name_of(file), first.variant, first.architecture)))
         message = first.errors or f"{first.spilled} bytes of registers spilled to memory"
         tqdm.write(f"\nkernels: error: {what}:\n{message}\n", file=sys.stderr)
     return not bad

@@ -6,7 +6,7 @@
 # PATH's own python3 and mpirun are used as they are when they have all that is needed: then nothing is
 # installed and no network touched. Else a .venv is made beside this folder, once, with pip's own settings.
 #   run      what training needs: also an MPI that works, and pycuda where there are a GPU and nvcc
-#   report   the same, and what draws figures: what the report and the tests need
+#   report   the same, pytest, what draws figures, and formats of files: what the report and the tests need
 #   kernels  the same without MPI: what compiling kernels needs
 #   lint     the same without MPI, and ruff and mypy
 set -euo pipefail
@@ -47,7 +47,7 @@ if [[ $mode == kernels ]] && ! command -v nvcc >/dev/null; then
     fail "no nvcc on PATH or in /usr/local/cuda/bin: install the CUDA toolkit to compile kernels"
 fi
 
-extras=()
+extras=(nn)
 cuda=""
 if has_driver; then
     if command -v nvcc >/dev/null; then
@@ -57,7 +57,10 @@ if has_driver; then
         no_nvcc="there is an NVIDIA driver but no nvcc: without the CUDA toolkit the GPU is not used"
     fi
 fi
-case $mode in lint | report) extras+=("$mode") ;; esac
+case $mode in
+    lint) extras+=(lint) ;;
+    report) extras+=(test report files) ;;
+esac
 
 # Does PATH's mpirun start ranks of the library that PATH's mpi4py loads? One of another MPI starts N jobs of one rank,
 # or brings its own library, which a single process (pytest) then does not find.
@@ -108,7 +111,7 @@ stamp=.venv/pyrt-setup
 has() { grep -qxF "$1" "$stamp"; }
 key() {
     echo "for $PWD, $(.venv/bin/python3 --version 2>&1), CUDA ${cuda:-none}," \
-        "requirements $(.venv/bin/python3 tools/requirements.py gpu lint mpi report 2>/dev/null | cksum)"
+        "requirements $(.venv/bin/python3 tools/requirements.py nn test gpu lint mpi report files 2>/dev/null | cksum)"
 }
 
 install() {  # GROUP: core, or an extra

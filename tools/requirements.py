@@ -1,6 +1,6 @@
 """What this project needs from a Python: pyproject.toml's dependencies, for tools/env.sh.
 
-    requirements.py [--missing] [GROUP ...]      GROUP: an extra of pyproject.toml (gpu, lint, mpi, report)
+    requirements.py [--missing] [GROUP ...]      GROUP: an extra of pyproject.toml (nn, test, gpu, ..)
 
 Prints the requirements, one a line; with --missing only those that the running Python cannot import or
 has in another version, and exits 1 if there are any.
@@ -13,7 +13,10 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-MODULES = {"mpi-pytest": "pytest_mpi", "mpi4py": "mpi4py.MPI", "cuda-bindings": "cuda.bindings.driver"}
+MODULES = {
+    **{"mpi-pytest": "pytest_mpi", "pytest-xdist": "xdist"},
+    **{"mpi4py": "mpi4py.MPI", "cuda-bindings": "cuda.bindings.driver"},
+}
 """What to import for a distribution, where it is not the distribution's name."""
 
 
@@ -25,7 +28,7 @@ def wanted(groups: list[str]) -> list[str]:
 
 def is_missing(requirement: str) -> bool:
     try:
-        from packaging.requirements import Requirement  # pytest depends on it
+        from packaging.requirements import Requirement  # pooch depends on it
 
         parsed = Requirement(requirement)
         if not parsed.specifier.contains(metadata.version(parsed.name), prereleases=True):

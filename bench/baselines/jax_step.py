@@ -21,7 +21,7 @@ import numpy as np
 from bench.baselines import work
 from bench.baselines.work import CHECKED, RATE, REG, SIZES, Task
 from bench.program import start
-from nn.reference import Arrays
+from nn.model.reference import Arrays
 from pyrt.errors import UserError
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other programs may be on the GPU

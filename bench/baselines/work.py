@@ -17,8 +17,10 @@ import numpy as np
 
 from bench.program import WrongResult
 from bench.timing import Times, wall
-from nn import reference
-from nn.reference import Arrays
+from nn.model import reference
+from nn.model.network import Network
+from nn.model.reference import Arrays
+from nn.optimisers import Sgd
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
 
@@ -132,7 +134,8 @@ class Task:
         """The parameters after `CHECKED` steps, in float64."""
         first = {name: array.astype(np.float64) for name, array in self.parameters.items()}
         batches = ((self.X[i].astype(np.float64), self.labels[i]) for i in range(CHECKED))
-        return reference.train(first, batches, "sigmoid", "softmax", REG, RATE, 0.0)
+        network = Network.dense(SIZES, "sigmoid", "softmax")
+        return reference.train(first, batches, network, Sgd(RATE, 0.0, REG))
 
 
 def make_task(batch: int, samples: int = SAMPLES) -> Task:

@@ -6,8 +6,8 @@
 ``folder``       the checkpoints of a run: the last ones, the best one, state.json for scripts
 ``lock``         one run at a time writes into a folder
 ``writer``       rank 0 writes them beside the training
-``keeper``       when: every so many steps, and where ranks are asked to stop (``stopping``)
-``past``         what a run goes on from
+``checkpointer``       when: every so many steps, and where ranks are asked to stop (``stopping``)
+``resume_point`` what a run goes on from
 ================ ==================================================================================
 
 A file has whole parameters and velocities, whatever the plan: other numbers of ranks, plans and devices go

@@ -10,24 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nn.checkpoints.state import Checkpoint, Story
-from nn.data import npz
-from nn.data.files import file_size
-from nn.files import write_arrays, write_whole
-from nn.progress import Progress
+from nn.checkpoints.metadata import Checkpoint, Metadata
+from nn.files import npz
+from nn.files.read import file_size
+from nn.files.write import write_arrays, write_whole
+from nn.problem.progress import Progress
 from pyrt.errors import UserError, shown
 
 VERSION = 2
 """Of what is in a file."""
 
 OPTION = "--checkpoint"
-_VELOCITY, _EPOCHS = "v_", "epochs"
+_EPOCHS = "epochs"
+
+_OF_STATE = re.compile(r"([a-z]+)_([Wb][0-9]+)")
+"""Name of an optimiser's array for one parameter: the name of the state, then the parameter's."""
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "validation_precision": (float, type(None)),
@@ -37,7 +41,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "data": (str,),
     "initial": (str,),
 }
-"""Of a story beside its progress, in JSON."""
+"""Of a metadata beside its progress, in JSON."""
 
 
 class OtherVersion(UserError):
@@ -46,12 +50,14 @@ class OtherVersion(UserError):
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Beside the path, then renamed; UserError where it cannot be written."""
-    velocity = {_VELOCITY + name: array for name, array in checkpoint.velocity.items()}
-    progress = checkpoint.story.progress
-    arrays = {**checkpoint.parameters, **velocity, _EPOCHS: progress.table()}
+    states = {
+        f"{state}_{name}": array for state, kept in checkpoint.states.items() for name, array in kept.items()
+    }
+    progress = checkpoint.metadata.progress
+    arrays = {**checkpoint.parameters, **states, _EPOCHS: progress.table()}
     content = {
         "version": VERSION,
-        **vars(checkpoint.story),
+        **vars(checkpoint.metadata),
         "progress": {"step": progress.step, "loss_sum": progress.loss_sum},
         "sha256": {name: _sha256(array) for name, array in arrays.items()},
     }
@@ -61,21 +67,25 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 def load(path: Path) -> Checkpoint:
     """UserError for a file that is damaged, or no checkpoint."""
-    content, story = _story(path)
+    content, metadata = _metadata(path)
     arrays = npz.arrays(path, lambda name: name != "run")
     if content.get("sha256") != {name: _sha256(array) for name, array in arrays.items()}:
         raise UserError(f"{shown(path)}: its arrays are not those that were saved: it is damaged")
     del arrays[_EPOCHS]
-    parameters = {name: array for name, array in arrays.items() if not name.startswith(_VELOCITY)}
-    velocity = {
-        name.removeprefix(_VELOCITY): array for name, array in arrays.items() if name.startswith(_VELOCITY)
-    }
-    return Checkpoint(story, parameters, velocity)
+    parameters: dict[str, np.ndarray] = {}
+    states: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in arrays.items():
+        match = _OF_STATE.fullmatch(name)
+        if match is None:
+            parameters[name] = array
+        else:
+            states.setdefault(match[1], {})[match[2]] = array
+    return Checkpoint(metadata, parameters, states)
 
 
-def load_story(path: Path) -> Story:
-    """The story alone, which is short; UserError as of `load`."""
-    return _story(path)[1]
+def load_metadata(path: Path) -> Metadata:
+    """The metadata alone, which is short; UserError as of `load`."""
+    return _metadata(path)[1]
 
 
 def _require_unpacked(path: Path) -> None:
@@ -86,7 +96,7 @@ def _require_unpacked(path: Path) -> None:
         raise UserError(f"{shown(path)}: is no checkpoint: its arrays are larger than the file")
 
 
-def _story(path: Path) -> tuple[dict[str, Any], Story]:
+def _metadata(path: Path) -> tuple[dict[str, Any], Metadata]:
     _require_unpacked(path)
     found = npz.arrays(path, lambda name: name in ("run", _EPOCHS))
     try:
@@ -96,13 +106,13 @@ def _story(path: Path) -> tuple[dict[str, Any], Story]:
                 f"{shown(path)}: is a checkpoint of version {content['version']!r:.20}, and this code "
                 f"reads {VERSION}: go on with the code that made it, or name another folder"
             )
-        return content, Story(Progress.parsed(content["progress"], found[_EPOCHS]), **_values(content))
+        return content, Metadata(Progress.parsed(content["progress"], found[_EPOCHS]), **_values(content))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UserError(f"{shown(path)}: is no checkpoint") from None
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a story but its progress; TypeError or KeyError for what is none."""
+    """All of a metadata but its progress; TypeError or KeyError for what is none."""
     for name, types in _TYPES.items():
         if type(content[name]) not in types:
             raise TypeError(name)

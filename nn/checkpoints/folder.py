@@ -18,9 +18,9 @@ from pathlib import Path
 from nn.checkpoints import files
 from nn.checkpoints.files import OPTION, OtherVersion
 from nn.checkpoints.lock import Lock
-from nn.checkpoints.state import Checkpoint, Story
-from nn.data.files import TooLarge, reading
-from nn.files import BEGUN, require_writable, write_whole, writing
+from nn.checkpoints.metadata import Checkpoint, Metadata
+from nn.files.read import TooLarge, reading
+from nn.files.write import BEGUN, require_writable, write_whole, writing
 from pyrt.errors import UserError, shown
 
 RUNNING, PREEMPTED, FINISHED = "running", "preempted", "finished"
@@ -74,14 +74,14 @@ class Folder:
             step = steps.pop()
             try:
                 result = files.load(self.file(step))
-                _require_step(self.file(step), result.story, step)
+                _require_step(self.file(step), result.metadata, step)
             except (OtherVersion, TooLarge):
                 raise
             except UserError as error:
                 _require_readable(self.file(step))
                 warn(f"{error}; " + ("the one before it is taken" if steps else "there is none before it"))
                 continue
-            self._precisions[step] = result.story.validation_precision
+            self._precisions[step] = result.metadata.validation_precision
             self._know(steps)
             return result
         return None
@@ -101,10 +101,10 @@ class Folder:
     def add(self, checkpoint: Checkpoint) -> None:
         """Write it, then remove those that are not to be kept; UserError where it cannot be written: then all
         others stay."""
-        step = checkpoint.story.progress.step
+        step = checkpoint.metadata.progress.step
         self._hold()
         files.save(self.file(step), checkpoint)
-        self._precisions[step] = checkpoint.story.validation_precision
+        self._precisions[step] = checkpoint.metadata.validation_precision
         with writing(OPTION, self.path):
             self._sync()
         try:
@@ -149,7 +149,7 @@ class Folder:
             )
 
     def _steps(self) -> list[int]:
-        """Of the files that are there, damaged ones too; ascending."""
+        """List the steps of the files, damaged ones too, in ascending order."""
         with reading(self.path):
             if not self.path.is_dir():
                 return []
@@ -157,12 +157,12 @@ class Folder:
         return sorted(int(match[1]) for match in found if match)
 
     def _know(self, steps: list[int]) -> None:
-        """Of these checkpoints, the whole ones: what they say of themselves is enough here."""
+        """List the undamaged checkpoints among these, by their metadata."""
         for step in steps:
             try:
-                story = files.load_story(self.file(step))
-                _require_step(self.file(step), story, step)
-                self._precisions[step] = story.validation_precision
+                metadata = files.load_metadata(self.file(step))
+                _require_step(self.file(step), metadata, step)
+                self._precisions[step] = metadata.validation_precision
             except UserError:
                 continue
 
@@ -207,10 +207,10 @@ def is_own_file(folder: Path, path: Path) -> bool:
     return is_there and (real.name in (_STATE, _LOCK) or _NAME.fullmatch(real.name) is not None)
 
 
-def _require_step(path: Path, story: Story, step: int) -> None:
+def _require_step(path: Path, metadata: Metadata, step: int) -> None:
     """UserError for a file that somebody has given the name of another step."""
-    if story.progress.step != step:
-        raise UserError(f"{shown(path)}: is of step {story.progress.step}, whatever its name says")
+    if metadata.progress.step != step:
+        raise UserError(f"{shown(path)}: is of step {metadata.progress.step}, whatever its name says")
 
 
 def _require_readable(path: Path) -> None:

@@ -12,7 +12,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.job import Job, stop_was_asked
+from pyrt.job import Job
+from pyrt.job.signals import stop_was_asked
 
 SECONDS = 0.2
 """Between two looks."""

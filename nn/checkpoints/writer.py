@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from nn.ahead import Worker
 from nn.checkpoints.folder import Folder
-from nn.checkpoints.state import Checkpoint
+from nn.checkpoints.metadata import Checkpoint
 from pyrt.errors import UserError
+from pyrt.workers import Worker
 
 
 class Writer:
@@ -35,5 +35,5 @@ class Writer:
         return ""
 
     def close(self) -> None:
-        """What was started is written."""
+        """Wait until the snapshot is written."""
         self._worker.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyrt.ledger import Ledger
 
-if TYPE_CHECKING:  # NumPy loads once MPI has started (see pyrt/job.py); phases are there before
+if TYPE_CHECKING:  # NumPy loads once MPI has started (see pyrt/job/__init__.py); phases are there before
     import numpy as np
 
 StreamHandle = Any
@@ -42,6 +42,8 @@ class Driver(Protocol):
     """How many blocks run side by side, one on each; 0 where there are no kernels."""
     shared_memory: int
     """The most bytes of dynamic shared memory that a block may ask for; 0 where there are no kernels."""
+    dlpack_device: tuple[int, int] | None
+    """DLPack's name of where its memory is: (1, 0) for the host's, (2, n) for CUDA's GPU n; None: nowhere."""
     ledger: Ledger
     """What the memory that it gives is for."""
 
@@ -76,7 +78,7 @@ class Driver(Protocol):
 
     # memory of other processes on this machine
     def export_memory(self, pointer: int) -> bytes:
-        """What another process imports to use this memory too: all of what ``allocate`` gave.
+        """Export this memory, the whole of an allocation, so that another process can import it.
 
         It stays there until the others have released it. Raises ValueError for other pointers.
         """
@@ -159,7 +161,7 @@ class Driver(Protocol):
         strides: tuple[int, int, int],
         box: tuple[int, int, int, int],
     ) -> bytes:
-        """How kernels find boxes of an array of four dimensions of bf16: 128 bytes, for kernels/tma.cuh.
+        """How kernels find boxes of an array of four dimensions of bf16: 128 bytes, for kernels/gemm/tma.cuh.
 
         ``sizes`` and ``box`` in elements, the dimension that is contiguous first; ``strides`` in bytes, of
         the other three, multiples of 16, as the pointer is. In shared memory a box has rows of 128 bytes,

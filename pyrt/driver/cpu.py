@@ -39,6 +39,7 @@ class CpuDriver:
     multiprocessors = 0
     device_id = "cpu"
     shared_memory = 0
+    dlpack_device: tuple[int, int] | None = (1, 0)
 
     def __init__(self) -> None:
         self.device_name = _processor_name()

@@ -32,7 +32,7 @@ from pyrt.ledger import Ledger
 
 
 def _nvcc_version() -> str:
-    """In nvcc's own words. Raises UserError."""
+    """Return nvcc's version in its own words. Raises UserError."""
     try:
         return str(pycuda.compiler.get_nvcc_version(nvcc.find_nvcc()))
     except OSError as error:
@@ -54,7 +54,7 @@ def _uuid(index: int) -> str:
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """What a function of cuda-bindings gives beside its status; RuntimeError where that is an error.
+    """Return the results of a cuda-bindings call without its status; RuntimeError if that is an error.
 
     UserError where that is want of memory.
     """
@@ -123,6 +123,7 @@ class CudaDriver:
         device = cuda.Device(index)
         self.device_name = device.name()
         self.device_id = _uuid(index)
+        self.dlpack_device: tuple[int, int] | None = (2, index)
         capability = device.compute_capability()
         # The "a" brings what is this architecture's alone: wgmma, the sharing out of registers.
         self.architecture = "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")

@@ -7,8 +7,8 @@ import shutil
 
 _SIDE_BY_SIDE = (12, 3)
 """The release from which on ptxas can assemble the kernels of a file side by side: a first start waits for
-the file that takes longest, gemm_wgmma.cu. The kernels are the same byte for byte. nvcc's own
---split-compile, which saves more, makes others: of narrow_head a thread spills into local memory."""
+the file that takes longest, gemm/wgmma.cu. The kernels are the same byte for byte. nvcc's own
+--split-compile, which saves more, makes others: of fused_classifier a thread spills into local memory."""
 
 
 def find_nvcc() -> str | None:

@@ -19,15 +19,18 @@ a kernel, update a shard and spread it, or only queue work that a graph captures
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
+from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.errors import UserError
 from pyrt.job import Job
-from pyrt.kernels import REALS, require_own_kernels
-from pyrt.memory import DeviceArray
+from pyrt.kernels import REALS, KernelLibrary
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
@@ -36,13 +39,10 @@ if TYPE_CHECKING:
 
     from pyrt.exchange.peer import Peers
 
-CHOICES = ("root", "blocking", "host", "device", "peer", "hierarchical")
-
-OVERLAPPING = ("host", "device")
-"""Those that sum the first buckets while the backward pass fills the next: smaller ones help them. To others
-each bucket is but one more."""
-
 QueueWork = Callable[[StreamHandle], object]
+
+_SUMS_ONLY, _NOTHING = struct.Struct("qi4x"), struct.Struct("i")
+"""The structs Segment and Update of kernels/comm/sums_only.cuh."""
 
 
 class Bucket(NamedTuple):
@@ -56,45 +56,60 @@ class Update(Protocol):
     """The update of parameters: what an exchange applies to what it has summed."""
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
-        """What queues the update of the parameters of these parts of the flat buffers on a stream.
+        """Bind the update of the parameters in these parts of the flat buffers.
 
         What lies behind the parameters is left alone; a bucket may lie there altogether. One of an
         exchange's ends each step: it is queued last, when all sums are there. It may have no buckets.
         """
 
     def refresh(self) -> QueueWork:
-        """What queues all that follows from parameters which somebody else has written on this device."""
+        """Bind the work that follows when someone else has written parameters on this device."""
 
-    def bind_spread(self, peers: Peers) -> QueueWork:
-        """What queues, on a stream: the sum of all buckets over the peers, the update of the shard that this
-        rank owns, the spread of all shards, and the end of the step."""
+    def for_peers(self, peers: Peers) -> PackedUpdate:
+        """Pack the update of the peers' buckets for kernels that sum over peer memory; it ends the step."""
 
-    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        """The same in two: the sum of the shard that this rank owns, in place of its gradients; the rest."""
+    def bind_end(self) -> QueueWork:
+        """Bind the end of a step behind such a kernel; `nothing` if the kernel ends it."""
+
+
+@dataclass(frozen=True)
+class PackedUpdate:
+    """An update as the kernels take it that sum over peer memory (kernels/comm/shard.cuh)."""
+
+    library: KernelLibrary
+    header: str
+    """The constant UPDATE of the kernels: the header that says what an update does."""
+    segments: Sequence[bytes]
+    """For each bucket its struct Segment: what there is to update."""
+    update: DeviceArray
+    """Its struct Update."""
+
+
+def nothing(stream: StreamHandle) -> None:
+    """Queue nothing."""
 
 
 class NoUpdate:
     """For sums alone: every exchange leaves the sums of all buckets in the gradients of every rank."""
 
     def bind(self, *buckets: Bucket, ends_step: bool = False) -> QueueWork:
-        return _nothing
-
-    def bind_spread(self, peers: Peers) -> QueueWork:
-        return peers.bind_sums("sum_update_spread")
-
-    def bind_spread_in_two(self, peers: Peers) -> tuple[QueueWork, QueueWork]:
-        return peers.bind_shard_sums(), peers.bind_sums("update_spread")
+        return nothing
 
     def refresh(self) -> QueueWork:
-        return _nothing
+        return nothing
 
+    def for_peers(self, peers: Peers) -> PackedUpdate:
+        driver = peers.gradients.driver
+        segments = [_SUMS_ONLY.pack(bucket.start, 0) for bucket in peers.buckets]
+        update = DeviceArray.from_host(driver, np.frombuffer(_NOTHING.pack(0), np.uint8))
+        return PackedUpdate(KernelLibrary(driver), "comm/sums_only.cuh", segments, update)
 
-def _nothing(stream: StreamHandle) -> None:
-    pass
+    def bind_end(self) -> QueueWork:
+        return nothing
 
 
 @dataclass(frozen=True)
-class Setting:
+class ExchangeContext:
     """What every exchange is made from."""
 
     driver: Driver
@@ -155,35 +170,15 @@ class Exchange(Protocol):
         """
 
 
-def create(name: str, setting: Setting) -> Exchange:
-    """The exchange of that name; ``local`` whatever the name where there is one rank.
+def create(name: str, setting: ExchangeContext) -> Exchange:
+    """Make the exchange of that name; ``local`` whatever the name where there is one rank.
 
     Collective. Raises UserError, on all ranks, where it cannot work here.
     """
-    from pyrt.exchange import device
-    from pyrt.exchange.blocking import BlockingExchange
-    from pyrt.exchange.hierarchical import HierarchicalExchange
-    from pyrt.exchange.host import HostExchange
-    from pyrt.exchange.local import LocalExchange
-    from pyrt.exchange.peer import PeerExchange
-    from pyrt.exchange.root import RootExchange
+    from pyrt.exchange.registry import exchanges
 
     if setting.gradients.dtype not in REALS:
         raise UserError(
             f"--exchange {name}: sums {' and '.join(map(str, REALS))}, not {setting.gradients.dtype}"
         )
-    if setting.job.size == 1:
-        return LocalExchange(setting)
-    if name in ("device", "peer", "hierarchical") and setting.driver.has_kernels:
-        with setting.job.together():
-            require_own_kernels(f"--exchange {name}")
-    made: dict[str, Callable[[Setting], Exchange]] = {
-        "local": LocalExchange,
-        "root": RootExchange,
-        "blocking": BlockingExchange,
-        "host": HostExchange,
-        "device": device.create,
-        "peer": PeerExchange,
-        "hierarchical": HierarchicalExchange,
-    }
-    return made[name](setting)
+    return exchanges()[name if setting.job.size > 1 else "local"].make(setting)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, Setting
+from pyrt.arrays import pinned
+from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.facts import Facts
 from pyrt.exchange.staging import Copies, packed
-from pyrt.memory import pinned
 
 
 class BlockingExchange:
@@ -20,7 +21,7 @@ class BlockingExchange:
     name = "blocking"
     on_device = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         self.updates: Sequence[Bucket] = setting.buckets
         self._driver = setting.driver
         self._streams = setting.streams
@@ -57,3 +58,11 @@ class BlockingExchange:
 
     def close(self) -> None:
         pass
+
+
+FACTS = Facts(
+    BlockingExchange.name,
+    "all gradients at once through host memory, MPI_Allreduce, nothing overlaps",
+    BlockingExchange,
+    rung=2,
+)

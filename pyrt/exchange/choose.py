@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from mpi4py import MPI
 
+from pyrt import redistribute
+from pyrt.arrays import DeviceArray
 from pyrt.devices import sharing
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import device
 from pyrt.exchange.peer import MOST_RANKS
 from pyrt.job import Job
-from pyrt.memory import DeviceArray
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExchangeChoice:
     """The exchange of a job."""
 
     name: str
@@ -30,12 +31,19 @@ class Choice:
     made: tuple[MPI.Comm, ...] = field(default=(), compare=False)
     """Communicators that were made for this choice."""
 
+    @property
+    def redistribution(self) -> str:
+        """How matrices move among these ranks: one of `pyrt.redistribute`."""
+        if self.job.size == 1:
+            return "local"
+        return self.name if self.name in redistribute.CHOICES else "host"
+
     def close(self) -> None:
         """Free what was made for this choice, which nobody uses any more. Collective."""
         for comm in self.made:
             comm.Free()
 
-    def among(self, color: int) -> Choice:
+    def among(self, color: int) -> ExchangeChoice:
         """The same for the ranks that give the same ``color`` alone. Collective.
 
         Where these are on one node, they need not leave it.
@@ -47,11 +55,11 @@ class Choice:
         if name in ("peer", "hierarchical"):
             smallest = min(comm.allgather(node.size))
             name = "peer" if smallest == comm.size else "hierarchical" if smallest > 1 else "host"
-        return Choice(name, self.why, job, node, (comm, node, machine))
+        return ExchangeChoice(name, self.why, job, node, (comm, node, machine))
 
 
-def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = None) -> Choice:
-    """What was asked for or, for ``auto``, the fastest that works here. Collective: the same on every rank.
+def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = None) -> ExchangeChoice:
+    """Choose what was asked for or, for ``auto``, the fastest that works here. Collective, same everywhere.
 
     So many consecutive ranks count as a node, if they are on one. Raises UserError, on all ranks, where they
     are not.
@@ -59,9 +67,9 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
     node = job.node if ranks_per_node is None else _nodes_of(job, ranks_per_node)
     made = () if ranks_per_node is None else (node,)
     if job.size == 1:
-        return Choice("local", "", job, node, made)
+        return ExchangeChoice("local", "", job, node, made)
     name, why = (asked, "") if asked != "auto" else _fastest(driver, job, node)
-    return Choice(name, why, job, node, made)
+    return ExchangeChoice(name, why, job, node, made)
 
 
 def _fastest(driver: Driver, job: Job, node: MPI.Comm) -> tuple[str, str]:
@@ -84,7 +92,7 @@ def _fastest(driver: Driver, job: Job, node: MPI.Comm) -> tuple[str, str]:
 def _nodes_of(job: Job, ranks: int) -> MPI.Comm:
     node = job.comm.Split(job.rank // ranks, job.rank)
     real = node.allgather(job.node.bcast(job.rank))
-    with job.together():
+    with job.agree():
         if len(set(real)) > 1:
             raise UserError(f"--ranks-per-node {ranks}: rank {job.rank} is on another node than its fellows")
     return node

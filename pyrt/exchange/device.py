@@ -6,7 +6,7 @@
     MPI                                        | Iallgatherv 0 | Iallgatherv 1 | Iallgatherv 2
 
 Each rank gets its shard of a bucket from all ranks, adds them up in the order of the ranks, and sends the sum
-to all. Where the MPI is known to sum on a device (pyrt/mpi_libraries.py), one Iallreduce does all of that.
+to all. If the MPI is known to sum on a device (pyrt/mpi_probe/libraries.py), one Iallreduce does all of it.
 
 MPI knows no streams. The host looks at the event behind a bucket's kernels before it lets MPI read, and
 queues what reads MPI's results once Test has said that they are there. MPI makes progress when it is called:
@@ -30,16 +30,17 @@ from typing import Protocol
 import numpy as np
 from mpi4py import MPI
 
-from pyrt import answers
+from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.errors import UserError
-from pyrt.exchange import Bucket, QueueWork, Setting
+from pyrt.exchange import Bucket, ExchangeContext, QueueWork
+from pyrt.exchange.facts import Facts, Traffic
 from pyrt.job import AgreedError, Job
+from pyrt.job.stall import StallWatch
 from pyrt.kernels import REALS, Constants, KernelLibrary, blocks
-from pyrt.memory import DeviceArray
-from pyrt.mpi_libraries import PROBE, Verdict, has_cuda_support, identify, judge
+from pyrt.mpi_probe import probe_cache
+from pyrt.mpi_probe.libraries import PROBE, Verdict, has_cuda_support, identify, judge
 from pyrt.phases import Phase
-from pyrt.stall import StallWatch
 
 LIMIT = 60.0
 """Seconds without progress after which all ranks end; one that is stopped for less is waited for."""
@@ -50,7 +51,7 @@ _MPI_TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}
 
 def kernel_file(dtype: np.dtype) -> tuple[str, Constants]:
     """The kernel file and constants of what adds up shards."""
-    return "exchange", {"REAL": REALS[dtype]}
+    return "comm/sum_over_ranks", {"REAL": REALS[dtype]}
 
 
 def verdict(job: Job, driver: Driver) -> Verdict:
@@ -63,12 +64,12 @@ def verdict(job: Job, driver: Driver) -> Verdict:
     decided = None
     if job.rank == 0:
         library = identify(MPI.Get_library_version())
-        decided = judge(library, has_cuda_support(), answers.read(answers.key(job, driver)))
+        decided = judge(library, has_cuda_support(), probe_cache.read(probe_cache.key(job, driver)))
     agreed: Verdict = job.comm.bcast(decided)
     return agreed
 
 
-def create(setting: Setting) -> DeviceExchange:
+def create(setting: ExchangeContext) -> DeviceExchange:
     """The exchange by what this MPI can do. Collective; UserError on all ranks where it cannot work."""
     decided = verdict(setting.job, setting.driver)
     if decided.refusal:
@@ -77,7 +78,7 @@ def create(setting: Setting) -> DeviceExchange:
 
 
 def shards(size: int, ranks: int) -> tuple[list[int], list[int]]:
-    """How many of ``size`` elements each rank adds up, and where they begin; some ranks take one more."""
+    """Divide ``size`` elements among ranks: counts and offsets; some ranks take one more."""
     least, more = divmod(size, ranks)
     counts = [least + (rank < more) for rank in range(ranks)]
     return counts, [rank * least + min(rank, more) for rank in range(ranks)]
@@ -148,8 +149,8 @@ class DeviceExchange:
     name = "device"
     on_device = False
 
-    def __init__(self, setting: Setting, iallreduce: bool) -> None:
-        """By Iallreduce, or by shards. Collective. Raises UserError for buckets that MPI cannot count."""
+    def __init__(self, setting: ExchangeContext, iallreduce: bool) -> None:
+        """Make it, by Iallreduce or by shards. Collective. UserError for buckets that MPI cannot count."""
         for bucket in setting.buckets:
             _require_countable(bucket, setting.job.size)
         self.updates: Sequence[Bucket] = setting.buckets
@@ -172,7 +173,7 @@ class DeviceExchange:
         # Rank 0 speaks, if it can.
         self._watch = StallWatch(self._look, LIMIT * (1.0 if self._job.rank == 0 else 1.25), self._give_up)
 
-    def _by_iallreduce(self, setting: Setting) -> list[_Stage]:
+    def _by_iallreduce(self, setting: ExchangeContext) -> list[_Stage]:
         comm = setting.job.comm
         kind = _MPI_TYPES[setting.gradients.dtype]
 
@@ -183,7 +184,7 @@ class DeviceExchange:
 
         return [_Stage([sum_of(bucket) for bucket in setting.buckets])]
 
-    def _by_shards(self, setting: Setting) -> list[_Stage]:
+    def _by_shards(self, setting: ExchangeContext) -> list[_Stage]:
         stream = setting.driver.create_stream()
         phase = setting.phases.phase("sum over ranks", stream)
         ways = [_Shards(setting, bucket) for bucket in setting.buckets]
@@ -235,7 +236,7 @@ class DeviceExchange:
         return self._applied == self._ready
 
     def _look(self) -> object:
-        """What changes with all that is progress: for the watch, in its thread."""
+        """Return a value that changes with any progress; the watchdog's thread calls it."""
         if not self._inside:
             return None
         return self._steps, self._ready, self._waits, [(stage.entered, stage.left) for stage in self._stages]
@@ -251,7 +252,7 @@ class DeviceExchange:
 class _Shards:
     """A bucket that is cut into a shard for each rank to add up."""
 
-    def __init__(self, setting: Setting, bucket: Bucket) -> None:
+    def __init__(self, setting: ExchangeContext, bucket: Bucket) -> None:
         driver, job = setting.driver, setting.job
         self._driver, self._ranks = driver, job.size
         self._bucket = setting.gradients.rows(*bucket)
@@ -282,7 +283,7 @@ class _Shards:
         return _Message(lambda: comm.Iallgatherv(MPI.IN_PLACE, message))
 
     def bind_sum(self, library: KernelLibrary) -> QueueWork:
-        """What adds up the rows, in order."""
+        """Bind the sum of the rows, in order."""
         if not self._driver.has_kernels:
             return self._sum_in_numpy()
         file, constants = kernel_file(self._bucket.dtype)
@@ -327,3 +328,21 @@ def _within(phase: Phase, queue: QueueWork) -> QueueWork:
 
 def _nothing(stream: StreamHandle) -> None:
     pass
+
+
+def _traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
+    """Each other rank's shard of a bucket to it, and the sums of one's own shard to all."""
+    sizes = [bucket.stop - bucket.start for bucket in buckets]
+    own = [shards(size, ranks)[0][rank] for size in sizes]
+    elements = sum(size - mine + mine * (ranks - 1) for size, mine in zip(sizes, own, strict=True))
+    return Traffic(elements, 2 * (ranks - 1) * len(buckets))
+
+
+FACTS = Facts(
+    DeviceExchange.name,
+    "MPI on device buffers, in panels that overlap with the backward pass",
+    create,
+    _traffic,
+    rung=4,
+    overlaps=True,
+)

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, NoUpdate, Setting
+from pyrt.exchange import Bucket, ExchangeContext, NoUpdate
+from pyrt.exchange.facts import Facts
 from pyrt.exchange.host import HostExchange
-from pyrt.exchange.peer import mailboxes, require_peers
+from pyrt.exchange.peer import bind_shard_sums, bind_update, mailboxes, peer_traffic, require_peers
 
 
 class HierarchicalExchange:
@@ -27,7 +28,7 @@ class HierarchicalExchange:
     name = "hierarchical"
     on_device = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         """Collective. Raises UserError, on all ranks, where a node's do not reach each other's memory."""
         job, node = setting.job, setting.node
         sizes = job.comm.allgather(node.size)
@@ -38,16 +39,17 @@ class HierarchicalExchange:
             self.updates: Sequence[Bucket] = self._memory.peers.own
             self._comm = job.comm.Split(node.rank, job.rank)
             opened.callback(self._comm.Free)
-            with job.together():  # memory may end on one of them
+            with job.agree():  # memory may end on one of them
                 self._across = self._exchange_across(setting)
-                self._sum, self._spread = setting.update.bind_spread_in_two(self._memory.peers)
+                self._sum = bind_shard_sums(self._memory.peers, setting.update)
+                self._spread = bind_update("update_spread", self._memory.peers, setting.update)
             opened.pop_all()
         phase = setting.phases.phase
         self._sum_phase = phase("sum within the node", self._compute)
         self._spread_phase = phase("update and spread", self._compute)
 
-    def _exchange_across(self, setting: Setting) -> HostExchange | None:
-        """Of this rank's shards, with the ranks of its place; None where all belongs to others."""
+    def _exchange_across(self, setting: ExchangeContext) -> HostExchange | None:
+        """Make the exchange of this rank's shards across nodes; None if it owns none."""
         if not self.updates:
             return None
         job = replace(setting.job, comm=self._comm)
@@ -72,3 +74,13 @@ class HierarchicalExchange:
         self._memory.close()
         if self._comm != MPI.COMM_NULL:
             self._comm.Free()
+
+
+FACTS = Facts(
+    HierarchicalExchange.name,
+    "peer memory within a node, pinned host memory and MPI_Iallreduce across them",
+    HierarchicalExchange,
+    peer_traffic,
+    rung=6,
+    updates_once_a_node=True,
+)

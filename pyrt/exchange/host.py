@@ -10,7 +10,7 @@ is summed, a third goes up and a fourth is applied. MPI makes progress when it i
 and without pause in ``finish``. No device pointer reaches MPI, so this is safe on every MPI. Sums are posted
 and applied in the same order on every rank, whatever order they arrive in. A buffer of its own takes the
 sums: with MPI_IN_PLACE Open MPI falls back to a tree that takes twice as long (see ``_TUNING`` in
-pyrt/job.py).
+pyrt/job/__init__.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
+from pyrt.arrays import pinned
 from pyrt.driver import EventHandle
-from pyrt.exchange import Bucket, QueueWork, Setting
-from pyrt.memory import pinned
+from pyrt.exchange import Bucket, ExchangeContext, QueueWork
+from pyrt.exchange.facts import Facts, Traffic, ring_traffic
 
 PIECE_BYTES = 2 * 1024 * 1024
 """Buckets are cut into pieces of about this size: smaller ones overlap more, but each costs the host two
-copies, a message and an update. Measured in docs/measurements.md."""
+copies, a message and an update. Measured in docs/explain/measurements.md."""
 
 _VECTOR = 4  # elements; a piece has whole vectors, so that the next one begins aligned
 
@@ -35,7 +36,7 @@ class _Piece:
     """What a piece of a bucket needs on its way: buffers, events, the request of its sum, its update."""
 
     def __init__(
-        self, setting: Setting, place: Bucket, mine: np.ndarray, summed: np.ndarray, is_last: bool
+        self, setting: ExchangeContext, place: Bucket, mine: np.ndarray, summed: np.ndarray, is_last: bool
     ) -> None:
         """``mine`` and ``summed`` are as the flat gradients, on the host."""
         self.gradients = setting.gradients.rows(*place)
@@ -52,7 +53,7 @@ class HostExchange:
     name = "host"
     on_device = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         self.updates: Sequence[Bucket] = setting.buckets
         self._driver = setting.driver
         self._streams = setting.streams
@@ -127,7 +128,7 @@ class HostExchange:
             piece.update(compute)
 
 
-def _cut(setting: Setting) -> list[tuple[EventHandle, list[_Piece]]]:
+def _cut(setting: ExchangeContext) -> list[tuple[EventHandle, list[_Piece]]]:
     """For each bucket the event that its gradients are there, and its pieces."""
     driver, gradients = setting.driver, setting.gradients
     mine, summed = (pinned(driver, gradients.shape, gradients.dtype) for _ in range(2))
@@ -150,3 +151,20 @@ def pieces(bucket: Bucket, itemsize: int) -> list[Bucket]:
     count = max(1, round(size * itemsize / PIECE_BYTES))
     step = -(-size // (count * _VECTOR)) * _VECTOR
     return [Bucket(start, min(start + step, bucket.stop)) for start in range(bucket.start, bucket.stop, step)]
+
+
+def _traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
+    """A message for each piece."""
+    calls = sum(len(pieces(bucket, itemsize)) for bucket in buckets)
+    whole = ring_traffic(buckets, ranks, rank, itemsize)
+    return Traffic(whole.elements, calls * whole.messages)
+
+
+FACTS = Facts(
+    HostExchange.name,
+    "pinned host memory, MPI_Iallreduce in pieces that overlap with the backward pass",
+    HostExchange,
+    _traffic,
+    rung=3,
+    overlaps=True,
+)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyrt.exchange import Bucket, Setting
+from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.facts import NO_TRAFFIC, Facts
 
 
 class LocalExchange:
@@ -17,7 +18,7 @@ class LocalExchange:
     name = "local"
     on_device = True
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         self.updates: Sequence[Bucket] = setting.buckets
         self._compute = setting.streams.compute
         self._step = setting.phases.phase("step", self._compute)
@@ -32,3 +33,11 @@ class LocalExchange:
 
     def close(self) -> None:
         pass
+
+
+FACTS = Facts(
+    LocalExchange.name,
+    "none: each rank updates with its own gradients alone, to measure a step without a sum",
+    LocalExchange,
+    lambda buckets, ranks, rank, itemsize: NO_TRAFFIC,
+)

@@ -1,11 +1,11 @@
-"""Over peer memory, by the ranks of one node: sum, update and spread in one kernel (kernels/peer.cu).
+"""Over peer memory, by the ranks of one node: sum, update and spread in one kernel (kernels/comm/peer.cu).
 
     compute   | last product of rank 0 | sum, update, spread | next step
     compute   | last product of rank 1 |      sum, update, spread | next step
 
 Each rank owns a shard of the parameters. Ranks write into each other's memory, and wait for nothing but the
 numbers themselves; the host has no part in it, so that a graph holds whole steps. A rank that is late is
-waited for; when one is gone, the others' watchdogs end them (pyrt/watchdog.py).
+waited for; when one is gone, the others' watchdogs end them (pyrt/job/watchdog.py).
 """
 
 from __future__ import annotations
@@ -18,34 +18,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyrt.driver import Driver
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver, StreamHandle
 from pyrt.errors import UserError
-from pyrt.exchange import Bucket, Setting
-from pyrt.kernels import REALS, Argument, KernelLibrary, Launch
-from pyrt.memory import DeviceArray
+from pyrt.exchange import Bucket, ExchangeContext, PackedUpdate, QueueWork, Update, nothing
+from pyrt.exchange.facts import Facts, Traffic
+from pyrt.kernels import REALS, Argument, Launch
 from pyrt.node_memory import NodeMemory, mailbox
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-FOUR = 4
-"""Numbers that are sent together: a shard is made of whole fours."""
+VEC4 = 4
+"""Numbers that are sent together: a shard is made of whole vec4s."""
 
-TURNS = 3
-"""Mailboxes that steps take in turn: one in use, one being cleared, one that is clear (see peer.cu)."""
+SLOTS = 3
+"""Mailboxes that steps take in turn: one in use, one being cleared, one that is clear (see comm/peer.cu)."""
 
 MOST_RANKS = (2, 4, 8)
 """Of a node: kernels are compiled for up to so many."""
 
 _WARP = 32
 
+_BUCKET, _RANKS = struct.Struct("3i4x"), struct.Struct("4iP")
+"""What follows the segment in a bucket, and what precedes the ranks' memory (kernels/comm/shard.cuh)."""
+
 
 @dataclass(frozen=True)
 class Share:
-    """What each rank's shard has of a bucket: ``fours``, from number ``first`` of the shard on."""
+    """What each rank's shard has of a bucket: ``vec4s``, from number ``first`` of the shard on."""
 
     bucket: Bucket
-    fours: int
+    vec4s: int
     first: int
 
 
@@ -56,9 +60,9 @@ def shares(buckets: Sequence[Bucket], ranks: int) -> list[Share]:
     """
     result, first = [], 0
     for bucket in buckets:
-        fours = -(-bucket.stop // FOUR) - bucket.start // FOUR
-        result.append(Share(bucket, -(-fours // ranks), first))
-        first += result[-1].fours
+        vec4s = -(-bucket.stop // VEC4) - bucket.start // VEC4
+        result.append(Share(bucket, -(-vec4s // ranks), first))
+        first += result[-1].vec4s
     return result
 
 
@@ -75,7 +79,7 @@ class Peers:
     """Of these kernels."""
     memory: Sequence[Sequence[DeviceArray]]
     """Of each kind, in the order in which they have them, that of each rank."""
-    turns: DeviceArray
+    slots: DeviceArray
     """(blocks,) int32, where each block is; 0 at first. As many blocks on each rank."""
     given_up: int
     """Pointer to an int32 in the host's memory: not 0 when a rank is gone."""
@@ -91,8 +95,8 @@ class Peers:
         """What this rank owns of the flat buffers: a part of each bucket that it has a part of."""
         result = []
         for share in self.shares:
-            start = (share.bucket.start // FOUR + self.rank * share.fours) * FOUR
-            part = Bucket(max(start, share.bucket.start), min(start + share.fours * FOUR, share.bucket.stop))
+            start = (share.bucket.start // VEC4 + self.rank * share.vec4s) * VEC4
+            part = Bucket(max(start, share.bucket.start), min(start + share.vec4s * VEC4, share.bucket.stop))
             if part.start < part.stop:
                 result.append(part)
         return result
@@ -104,44 +108,48 @@ class Peers:
 
     @property
     def shard(self) -> int:
-        """Fours in a shard of all buckets."""
-        return sum(share.fours for share in self.shares)
+        """Vec4s in a shard of all buckets."""
+        return sum(share.vec4s for share in self.shares)
 
-    def bind(self, library: KernelLibrary, name: str, stretches: Sequence[bytes], *rest: Argument) -> Launch:
-        """Bind a kernel of the file: ``stretches`` are the parameters of each bucket, as sgd.cuh has them,
-        ``rest`` the arguments between the buckets and the turns."""
+    def bind(self, name: str, update: PackedUpdate, *rest: Argument) -> Launch:
+        """Bind a kernel of the file; ``rest`` are its arguments between the buckets and the slots."""
         buckets = b"".join(
-            stretch + struct.pack("3i4x", share.bucket.stop - share.bucket.start, share.fours, share.first)
-            for stretch, share in zip(stretches, self.shares, strict=True)
+            segment + _BUCKET.pack(share.bucket.stop - share.bucket.start, share.vec4s, share.first)
+            for segment, share in zip(update.segments, self.shares, strict=True)
         )
-        packed = struct.pack(
-            "4iP", self.rank, self.ranks, self.shard, len(self.shares), self.given_up
-        ) + b"".join(
+        packed = _RANKS.pack(self.rank, self.ranks, self.shard, len(self.shares), self.given_up) + b"".join(
             struct.pack(f"{self.most_ranks}P", *(array.pointer for array in arrays), *self._no_ranks)
             for arrays in self.memory
         )
-        real = REALS[self.gradients.dtype]
-        kernel = library.kernel(self.file, name, REAL=real, MOST_RANKS=self.most_ranks)
-        driver = library.driver
+        real, most = REALS[self.gradients.dtype], self.most_ranks
+        library, driver = update.library, update.library.driver
+        kernel = library.kernel(self.file, name, REAL=real, MOST_RANKS=most, UPDATE=update.header)
         lists = [DeviceArray.from_host(driver, np.frombuffer(one, np.uint8)) for one in (packed, buckets)]
-        return kernel.bind((self.turns.size,), (self.threads,), *lists, *rest, self.turns)
+        return kernel.bind((self.slots.size,), (self.threads,), *lists, *rest, self.slots)
 
     @property
     def _no_ranks(self) -> list[int]:
         """Null pointers in the places of ranks that are not there."""
         return [0] * (self.most_ranks - self.ranks)
 
-    def bind_sums(self, name: str) -> Launch:
-        """Bind ``sum_update_spread`` or ``update_spread`` for buckets that hold no parameters: sums alone."""
-        return self._bind_alone(name, 0.0, 0.0, 0.0, self.gradients, None, None, None)
 
-    def bind_shard_sums(self) -> Launch:
-        """Bind the sums of the shard that this rank owns, in place of its gradients, without parameters."""
-        return self._bind_alone("sum_shards", self.gradients)
+def bind_update(name: str, peers: Peers, update: Update) -> QueueWork:
+    """Bind a kernel that updates this rank's shard and spreads it, and the end of the step behind it."""
+    packed = update.for_peers(peers)
+    launch, end = peers.bind(name, packed, packed.update, peers.gradients), update.bind_end()
+    if end is nothing:
+        return launch
 
-    def _bind_alone(self, name: str, *rest: Argument) -> Launch:
-        stretches = [struct.pack("qiii4iP", bucket.start, 0, 0, 0, 1, 0, 0, 0, 0) for bucket in self.buckets]
-        return self.bind(KernelLibrary(self.gradients.driver), name, stretches, *rest)
+    def queue(stream: StreamHandle) -> None:
+        launch(stream)
+        end(stream)
+
+    return queue
+
+
+def bind_shard_sums(peers: Peers, update: Update) -> QueueWork:
+    """Bind the sums of the shard that this rank owns, in place of its gradients."""
+    return peers.bind("sum_shards", update.for_peers(peers), peers.gradients)
 
 
 def most_ranks(ranks: int) -> int:
@@ -150,12 +158,12 @@ def most_ranks(ranks: int) -> int:
 
 
 def _most_threads(ranks: int, dtype: np.dtype) -> int:
-    """Of a block: those that have registers for a four from each rank (see shard.cuh)."""
+    """Return the threads of a block that have registers for a vec4 from each rank (comm/shard.cuh)."""
     return 256 if most_ranks(ranks) * dtype.itemsize > 32 else 512
 
 
-MakeMemory = Callable[[Setting, int, int, int], list[DeviceArray]]
-"""Arrays of this rank, a kind each, for so many ranks, fours in a shard, and blocks of a kernel."""
+MakeMemory = Callable[[ExchangeContext, int, int, int], list[DeviceArray]]
+"""Arrays of this rank, a kind each, for so many ranks, vec4s in a shard, and blocks of a kernel."""
 
 
 class PeerMemory(NodeMemory):
@@ -163,7 +171,7 @@ class PeerMemory(NodeMemory):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: ExchangeContext,
         node: MPI.Comm,
         file: str,
         make: MakeMemory,
@@ -176,11 +184,11 @@ class PeerMemory(NodeMemory):
         """
         driver, job = setting.driver, setting.job
         cut = shares(setting.buckets, owners)
-        shard = sum(share.fours for share in cut)
+        shard = sum(share.vec4s for share in cut)
         # As many on each rank: where they wait with flags, a block waits for those of its number.
         blocks = max(1, min(*node.allgather(driver.multiprocessors), -(-shard // _WARP)))
-        with job.together():  # while no watchdog waits for a rank that has no memory
-            turns = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
+        with job.agree():  # while no watchdog waits for a rank that has no memory
+            slots = DeviceArray.from_host(driver, np.zeros(blocks, np.int32))
         super().__init__(
             driver,
             job,
@@ -196,20 +204,20 @@ class PeerMemory(NodeMemory):
             cut,
             file,
             self.arrays,
-            turns,
+            slots,
             self.given_up,
             min(_most_threads(node.size, setting.gradients.dtype), -(-shard // (_WARP * blocks)) * _WARP),
         )
 
 
-def mailboxes(setting: Setting, node: MPI.Comm, owners: int) -> PeerMemory:
-    """Make the memory for the kernels of peer.cu. Collective: see `PeerMemory`."""
-    return PeerMemory(setting, node, "peer", _make_mailbox, owners)
+def mailboxes(setting: ExchangeContext, node: MPI.Comm, owners: int) -> PeerMemory:
+    """Make the memory for the kernels of comm/peer.cu. Collective: see `PeerMemory`."""
+    return PeerMemory(setting, node, "comm/peer", _make_mailbox, owners)
 
 
-def _make_mailbox(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
-    """(TURNS, gradients and parameters, senders, shard, FOUR), flat."""
-    numbers = TURNS * 2 * ranks * shard * FOUR
+def _make_mailbox(setting: ExchangeContext, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
+    """(SLOTS, gradients and parameters, senders, shard, VEC4), flat."""
+    numbers = SLOTS * 2 * ranks * shard * VEC4
     return [mailbox(setting.driver, setting.streams.compute, numbers, setting.gradients.dtype)]
 
 
@@ -227,7 +235,7 @@ class PeerExchange:
     name = "peer"
     on_device = True
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
         if setting.node.size < setting.job.size:
             raise UserError(f"--exchange {self.name}: for the ranks of one node: use hierarchical or host")
@@ -236,13 +244,13 @@ class PeerExchange:
         self._phase = setting.phases.phase("sum, update and spread", self._compute)
         with ExitStack() as opened:
             self._memory = opened.enter_context(closing(self._share(setting)))
-            with setting.job.together():  # memory may end on one of them
-                self._work = setting.update.bind_spread(self._memory.peers)
+            with setting.job.agree():  # memory may end on one of them
+                self._work = bind_update("sum_update_spread", self._memory.peers, setting.update)
             opened.pop_all()
         self.updates: Sequence[Bucket] = self._memory.peers.own
 
-    def _share(self, setting: Setting) -> PeerMemory:
-        """What the kernel works on, and so which one it is."""
+    def _share(self, setting: ExchangeContext) -> PeerMemory:
+        """Share the memory that the kernel works on; its kind decides the kernel."""
         return mailboxes(setting, setting.node, setting.node.size)
 
     def ready(self, bucket: int) -> None:
@@ -255,3 +263,19 @@ class PeerExchange:
 
     def close(self) -> None:
         self._memory.close()
+
+
+def peer_traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
+    """Gradients of each other rank's shard to it, new parameters of one's own shard to all."""
+    shard = VEC4 * sum(share.vec4s for share in shares(buckets, ranks))
+    return Traffic(2 * (ranks - 1) * shard, 2 * (ranks - 1))
+
+
+FACTS = Facts(
+    PeerExchange.name,
+    "GPUs write into each other's memory: sum, update and spread in one kernel",
+    PeerExchange,
+    peer_traffic,
+    rung=5,
+    updates_once_a_node=True,
+)

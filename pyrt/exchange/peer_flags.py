@@ -1,4 +1,4 @@
-"""Over peer memory with flags, to measure `PeerExchange` against: one kernel too (kernels/peer_flags.cu).
+"""One kernel over peer memory with flags, to compare with `PeerExchange` (kernels/comm/peer_flags.cu).
 
     compute   | last product of rank 0 |....| read, sum, update |..| read | next step
     compute   | last product of rank 1      | read, sum, update |..| read | next step
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyrt.exchange import Setting
-from pyrt.exchange.peer import FOUR, PeerExchange, PeerMemory
-from pyrt.memory import DeviceArray
+from pyrt.arrays import DeviceArray
+from pyrt.exchange import ExchangeContext
+from pyrt.exchange.facts import Facts
+from pyrt.exchange.peer import VEC4, PeerExchange, PeerMemory, peer_traffic
 
 BARRIERS = 2
-"""At which ranks meet in a step (see peer_flags.cu)."""
+"""At which ranks meet in a step (see comm/peer_flags.cu)."""
 
 
 class PeerFlagsExchange(PeerExchange):
@@ -24,14 +25,23 @@ class PeerFlagsExchange(PeerExchange):
 
     name = "peer flags"
 
-    def _share(self, setting: Setting) -> PeerMemory:
+    def _share(self, setting: ExchangeContext) -> PeerMemory:
         node = setting.node
-        return PeerMemory(setting, node, "peer_flags", _make, node.size, lent=[setting.gradients])
+        return PeerMemory(setting, node, "comm/peer_flags", _make, node.size, lent=[setting.gradients])
 
 
-def _make(setting: Setting, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
-    """The outbox (shard, FOUR), and flags (BARRIERS, blocks, ranks) int32 of which none is raised; flat."""
+def _make(setting: ExchangeContext, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
+    """The outbox (shard, VEC4), and flags (BARRIERS, blocks, ranks) int32 of which none is raised; flat."""
     return [
-        DeviceArray.empty(setting.driver, (shard * FOUR,), setting.gradients.dtype),
+        DeviceArray.empty(setting.driver, (shard * VEC4,), setting.gradients.dtype),
         DeviceArray.from_host(setting.driver, np.zeros(BARRIERS * blocks * ranks, np.int32)),
     ]
+
+
+FACTS = Facts(
+    PeerFlagsExchange.name,
+    "as peer, with flags: to be measured against it",
+    PeerFlagsExchange,
+    peer_traffic,
+    updates_once_a_node=True,
+)

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, Setting
+from pyrt.arrays import pinned
+from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.facts import Facts, Traffic
 from pyrt.exchange.staging import Copies, packed
-from pyrt.memory import pinned
 
 _ROOT = 0
 
@@ -27,7 +28,7 @@ class RootExchange:
     name = "root"
     on_device = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ExchangeContext) -> None:
         self._driver = setting.driver
         self._streams = setting.streams
         self._comm = setting.job.comm
@@ -47,7 +48,7 @@ class RootExchange:
         self._bcast = phase("MPI_Bcast")
         self._parameters_up = phase("parameters host -> device", compute)
 
-    def _make_buffers(self, setting: Setting) -> None:
+    def _make_buffers(self, setting: ExchangeContext) -> None:
         """On the host a row for the gradients of each rank that are sent here; parameters use the first."""
         places = packed(setting.buckets)
         ranks = setting.job.size if self._is_root else 1
@@ -110,3 +111,18 @@ class RootExchange:
 
     def close(self) -> None:
         pass
+
+
+def _traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
+    """Gradients to rank 0, parameters from it."""
+    size = sum(bucket.stop - bucket.start for bucket in buckets)
+    return Traffic((ranks - 1) * size, 2 * (ranks - 1)) if rank == _ROOT else Traffic(size, 1)
+
+
+FACTS = Facts(
+    RootExchange.name,
+    "MPI_Gather, rank 0 sums, updates and sends its parameters with MPI_Bcast, nothing overlaps",
+    RootExchange,
+    _traffic,
+    rung=1,
+)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pyrt.arrays import DeviceArray
 from pyrt.driver import StreamHandle
 from pyrt.exchange import Bucket
-from pyrt.memory import DeviceArray
 
 
 def packed(buckets: Sequence[Bucket]) -> list[slice]:

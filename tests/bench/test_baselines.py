@@ -13,7 +13,9 @@ from bench import timing
 from bench.baselines import jax_step, torch_step, work
 from bench.baselines.work import CHECKED, Line, Task
 from bench.program import WrongResult
-from nn import reference
+from nn.model import reference
+from nn.model.network import Network
+from nn.optimisers import Sgd
 from pyrt.errors import UserError
 
 ROOT = Path(work.__file__).parents[2]
@@ -37,10 +39,9 @@ class Numpy:
 
     def queue(self, steps):
         batches = zip(self._task.X[:steps], self._task.labels[:steps], strict=True)
-        rate = work.RATE * self._factor
-        self._parameters = reference.train(
-            self._parameters, batches, "sigmoid", "softmax", work.REG, rate, 0.0
-        )
+        network = Network.dense(work.SIZES, "sigmoid", "softmax")
+        sgd = Sgd(work.RATE * self._factor, 0.0, work.REG)
+        self._parameters = reference.train(self._parameters, batches, network, sgd)
 
     def wait(self):
         pass

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench import cublas
-from pyrt.memory import DeviceArray
+from nn.launch.gemm import Product
+from pyrt.arrays import DeviceArray
 
 
 def columns(address, rows, count, ld):
@@ -65,7 +66,8 @@ def test_cupy_product(installed, transpose_a, transpose_b):
     there = [DeviceArray(None, host.ctypes.data, host.shape, host.dtype, host.shape[1]) for host in (D, A, B)]
     way = cublas.find()
     assert way.name == "cuBLAS 130000, through CuPy 14"
-    way.product(*there, transpose_a, transpose_b, "tf32")(types.SimpleNamespace(handle=1))
+    product = Product(*there, transpose_a, transpose_b)
+    way.product(product, "tf32")(types.SimpleNamespace(handle=1))
     np.testing.assert_allclose(
         D, (A.T if transpose_a else A) @ (B.T if transpose_b else B), rtol=1e-5, atol=1e-6
     )

@@ -6,8 +6,10 @@ import pytest
 from bench import gemm, timing
 from bench.gemm import Contender, Operands, Product, Result, compare, relative_error
 from bench.timing import Times
-from nn.gemm_versions import GEMM_VERSIONS, runs_gemm
+from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from pyrt.clock import StreamClock
+from pyrt.driver.null import DeviceProperties, NullDriver
+from pyrt.kernels import KernelLibrary
 
 SMALL = [
     Product("small", 33, 10, 17, transpose_b=True),
@@ -49,7 +51,7 @@ def test_every_version_is_right_and_timed(library, monkeypatch, product, fastest
     """On a device whose fastest version is this one."""
     if not runs_gemm(fastest, library.driver.architecture):
         pytest.skip("needs the tensor cores of sm_90")
-    monkeypatch.setattr("nn.launches.fastest_gemm", lambda dtype, architecture: fastest)
+    monkeypatch.setattr("nn.launch.kernels.fastest_gemm", lambda dtype, architecture: fastest)
     ((measured, results),) = gemm.measure([product], library, None)
     assert measured is product
     versions = [name for name in GEMM_VERSIONS if runs_gemm(name, library.driver.architecture)]
@@ -57,6 +59,18 @@ def test_every_version_is_right_and_timed(library, monkeypatch, product, fastest
     for name, found in results.items():
         assert 0 < max(found.errors.values()) < (2e-3 if name == gemm.AUTO_TF32 else 1e-6)
         assert found.times is not None
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90a"])
+def test_what_the_ladder_loads_is_compiled_ahead(monkeypatch, architecture):
+    """And nothing else."""
+    ahead, null = [], NullDriver(DeviceProperties("a GPU", architecture, 132, 232448), "cuda")
+    monkeypatch.setattr(KernelLibrary, "compile_sources", lambda library, sources: ahead.extend(sources))
+    library = gemm.compiled(null, SMALL)
+    assert not null.sources
+    for product in SMALL:
+        gemm.ladder(Operands(StreamClock(null, null.create_stream()), product), library, None)
+    assert set(ahead) == set(null.sources) != set()
 
 
 def test_wrong_results_are_not_timed(clock, rng):

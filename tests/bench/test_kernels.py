@@ -10,7 +10,7 @@ from bench import kernels, step
 from bench.kernels import Part, Peaks, Row, Span
 from bench.step import Case
 from bench.timing import Times
-from nn.gemm_versions import TENSOR_ARCHITECTURES
+from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from pyrt.errors import UserError
 from pyrt.job import join
 
@@ -29,7 +29,7 @@ TRACE = "\n".join(
     [
         "Generating SQLite file step.sqlite from step.nsys-rep",
         HEAD,
-        line(900, 50, "split_terms"),
+        line(900, 50, "split_into_components"),
         line(1000, 5000, "gather"),
         line(5500, 9500, "product"),  # began while gather ran
         line(7000, 300, "[CUDA memcpy Device-to-Host]"),
@@ -55,7 +55,7 @@ PEAKS = Peaks(67, 990, 3.35)
 def test_a_trace_holds_kernels_without_copies():
     spans = kernels.parse_trace(TRACE)
     assert spans[:3] == [
-        *(Span("split_terms", 900, 950), Span("gather", 1000, 6000), Span("product", 5500, 15000))
+        *(Span("split_into_components", 900, 950), Span("gather", 1000, 6000), Span("product", 5500, 15000))
     ]
     assert [span.kernel for span in spans[1:9]] == NAMES * 2
     assert kernels.parse_trace("SKIPPED: step.sqlite does not contain CUDA trace data.") == []
@@ -167,7 +167,7 @@ def test_parts_are_those_of_a_training_step(driver, monkeypatch):
     assert names == [
         *("gather_batch", "gemm_tiled", "bias_activation", "gemm_tiled", "softmax_head", "column_sums"),
         *("column_sums", "gemm_tiled", "activation_backward", "gemm_tiled", "column_sums", "gemm_tiled"),
-        "sgd",
+        "update",
     ]
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ import pytest
 from bench import exchange, overlap, step
 from bench.overlap import Measured, Row, Work
 from bench.timing import Times
-from nn.options import Options
-from nn.training import Training
+from nn.app.options import Options
+from nn.train.training_exchange import ExchangeOpener
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
+from pyrt.exchange.registry import exchanges
 from pyrt.job import AgreedError, Job, join
-from pyrt.mpi_libraries import Verdict
+from pyrt.mpi_probe.libraries import Verdict
 
 
 def us(median: float) -> Times:
@@ -90,7 +92,7 @@ def test_the_batch_grows_until_products_take_as_long():
 def test_an_exchange_alone_has_the_buckets_of_training(monkeypatch):
     made = {}
     monkeypatch.setattr(
-        Training, "_make_exchange", lambda self, _: made.update(panels=self._panels) or stop()
+        ExchangeOpener, "open", lambda self, _: made.update(panels=self.arrays.panels) or stop()
     )
     for hidden in ((512,), (2048,), (1024,) * 4):
         with pytest.raises(Stop):
@@ -109,7 +111,7 @@ def stop():
 
 
 def run(options):
-    from nn.run import run as train
+    from nn.app.run import run as train
 
     return train(options)
 
@@ -224,9 +226,8 @@ def test_exchanges_alone(small: None, driver: Driver) -> None:
 def test_a_wrong_exchange_is_not_timed(
     small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from pyrt.exchange import host, local
-
-    monkeypatch.setattr(host, "HostExchange", local.LocalExchange)
+    wrong = dataclasses.replace(exchanges()["host"], make=exchanges()["local"].make)
+    monkeypatch.setitem(exchanges(), "host", wrong)
     monkeypatch.setattr(overlap, "windows", None)
     monkeypatch.setattr(sys, "argv", ["overlap.py", "host"])
     assert overlap.main(join()) == 1

@@ -8,9 +8,9 @@ import pytest
 
 from bench.plans import Case, Length, Line, Row, measure, parse_lines, table, verdict
 from bench.timing import Times
-from nn.plan import probe
-from nn.plan.cost import Cost
-from nn.plan.probe.setting import EXTENTS, Extent
+from nn.autotune import probe
+from nn.autotune.cost import Cost
+from nn.autotune.probe.context import EXTENTS, Extent
 from pyrt.job import Job, join
 
 

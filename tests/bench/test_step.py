@@ -45,7 +45,7 @@ def test_our_runs_are_checked_and_timed_by_epochs(monkeypatch):
 
 def test_a_wrong_step_is_told(monkeypatch):
     monkeypatch.setattr(step, "DEVICE", "cpu")
-    monkeypatch.setattr("nn.pipeline.check.compare", lambda *_: Wrong())
+    monkeypatch.setattr("nn.app.pipeline.check.compare", lambda *_: Wrong())
     (told,) = step.wrong_results(join(), [Case(20)])
     assert told == "our step, hidden 512, batch 20, exchange local\nwrong"
 

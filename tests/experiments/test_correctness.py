@@ -12,12 +12,14 @@ import pytest
 from experiments import correctness
 from experiments.correctness_figures import growth
 from experiments.study import Section, Setup
-from nn import data, parameters, reference
-from nn.batches import Schedule
-from nn.held_out import split
-from nn.network import Network
-from nn.options import Options
-from nn.run import run
+from nn.app.options import Options
+from nn.app.run import run
+from nn.input import load as load_data
+from nn.input.schedule import Schedule
+from nn.input.validation_split import split
+from nn.model import reference
+from nn.model.initial import initial_values
+from nn.model.network import Network
 from pyrt.job import join
 
 pytest.importorskip("matplotlib")
@@ -69,7 +71,7 @@ def test_the_graded_runs_are_the_courses(size, samples):
 
 
 def test_an_epoch_is_all_embedded_digits_that_are_not_held_out():
-    rows = split(len(data.load("embedded").images), Options().val_fraction)
+    rows = split(len(load_data("embedded").images), Options().val_fraction)
     assert rows == correctness.EMBEDDED
 
 
@@ -124,14 +126,14 @@ def test_a_reference_is_trained_once(folder, monkeypatch):
 
 
 def test_a_small_start_is_that_of_the_course():
-    network = Network((784, 100, 10), "sigmoid", "softmax")
+    network = Network.dense((784, 100, 10), "sigmoid", "softmax")
     start = correctness._start(network, "small", 0)
     assert start.keys() == network.shapes.keys()
     assert {array.dtype for array in start.values()} == {np.dtype(np.float32)}
     assert start["W1"].std() == pytest.approx(0.01, rel=0.02) and abs(start["W1"].mean()) < 1e-4
     assert not start["b1"].any() and not start["b2"].any()
     usual = correctness._start(network, "usual", 0)
-    for name, array in parameters.initial(network, "float32", 0).items():
+    for name, array in initial_values(network, "float32", 0).items():
         assert usual[name].tobytes() == array.tobytes()
 
 

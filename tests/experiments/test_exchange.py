@@ -13,7 +13,7 @@ from experiments import exchange, jobs
 from experiments.study import FAILED, Setup
 from pyrt.exchange import device
 from pyrt.job import AgreedError, join
-from pyrt.mpi_libraries import Verdict
+from pyrt.mpi_probe.libraries import Verdict
 
 
 def setup_of(size, gpus, folder, cores=2):

@@ -17,7 +17,7 @@ STUDY = """
         what = point["what"]
         print("not an answer")
         if what == "refuse":
-            with job.together():
+            with job.agree():
                 raise UserError("no such thing here")
         if what == "end" and job.rank == job.size - 1:
             raise RuntimeError("a bug")

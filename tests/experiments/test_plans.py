@@ -10,10 +10,11 @@ import pytest
 
 from bench.plans import search_of
 from experiments import plans, plans_figures
-from experiments.plans import COUNTED, DATA, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
+from experiments.plans_points import COUNTED, DATA, FAMILIES, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
 from experiments.study import FAILED, Setup
-from nn.plan import COLUMNS, ROWS, SAMPLES, Plan, probe
-from nn.plan.probe.setting import EXTENTS, Extent
+from nn.autotune import probe
+from nn.autotune.probe.context import EXTENTS, Extent
+from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, Plan
 from pyrt.job import Job, join
 
 pd = pytest.importorskip("pandas")
@@ -202,7 +203,7 @@ def test_a_map_has_what_the_search_finds(tmp_path, monkeypatch):
     cost = search.cost(search.best())
     assert cost is not None and best.predicted_us[2048, 256] == cost.seconds * 1e6
     assert best.sent[2048, 256] == cost.sent and best.plan[256, 256] == "data"
-    assert set(rows.family) == {*plans.FAMILIES, FORK_AND_JOIN}
+    assert set(rows.family) == {*FAMILIES, FORK_AND_JOIN}
 
 
 @pytest.mark.parallel([2])
@@ -216,6 +217,6 @@ def test_plans_are_run_and_their_bytes_counted(tmp_path: Path, monkeypatch: pyte
     assert [row["family"] for row in timed][:2] == [DATA, MODEL]
     assert all(row["least_us"] <= row["measured_us"] <= row["most_us"] for row in timed)
     counted = plans.measure({"kind": COUNTED, **sizes}, job, folder)
-    assert {row["family"] for row in counted} == set(plans.FAMILIES)
+    assert {row["family"] for row in counted} == set(FAMILIES)
     for row in counted:
         assert row["counted"] == row["sent"] > 0 and row["counted_messages"] == row["messages"] > 0

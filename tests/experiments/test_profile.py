@@ -15,8 +15,9 @@ pytest.importorskip("matplotlib")
 import pandas as pd
 
 from experiments import jobs, profile, profile_figures
+from experiments import profile_groups as groups
 from experiments.study import FAILED, Point, Row, Setup
-from nn.command_line import parse
+from nn.app.command_line import parse
 from pyrt.cache import VARIABLE
 
 
@@ -53,13 +54,13 @@ def report_of(
 
 
 def frame_of(rungs: dict[str, list[Row]], part: str, ranks: int = 4) -> pd.DataFrame:
-    common = {"part": part, "words": f"--device cuda {profile.NETWORK}", "ranks": ranks}
+    common = {"part": part, "words": f"--device cuda {groups.NETWORK}", "ranks": ranks}
     rows = [{**common, "rung": rung, **row} for rung, found in rungs.items() for row in found]
     return pd.DataFrame(rows, columns=[*profile.COLUMNS, FAILED])
 
 
 def frame_of_steps(**reports: dict[str, Any]) -> pd.DataFrame:
-    return frame_of({rung: profile.step_rows(report) for rung, report in reports.items()}, profile.ITERATION)
+    return frame_of({rung: profile.step_rows(report) for rung, report in reports.items()}, groups.ITERATION)
 
 
 def on_device(
@@ -84,14 +85,14 @@ def on_device(
 @pytest.mark.parametrize("gpus, rungs", [(0, 3), (1, 4), (2, 6), (4, 6)])
 def test_points_are_runs_that_train_takes(size: str, gpus: int, rungs: int) -> None:
     points = profile.points(setup_of(size=size, gpus=gpus))
-    assert [point["part"] for point in points] == [profile.ITERATION] * rungs + [profile.START] * 2
+    assert [point["part"] for point in points] == [groups.ITERATION] * rungs + [groups.START] * 2
     assert len({(point["part"], point["rung"]) for point in points}) == len(points)
     for point in points:
         options = parse(point["words"].split())
         assert (options.hidden, options.batch, options.val_fraction) == ((512,), 3000, 0)
         assert options.device == ("cuda" if gpus else "cpu")
         assert (options.exchange == "auto") == (point["ranks"] == 1)
-        assert point["part"] == profile.START or options.epochs > 2  # these are left out
+        assert point["part"] == groups.START or options.epochs > 2  # these are left out
 
 
 def test_the_ladder_on_several_gpus_changes_one_thing_at_a_time() -> None:
@@ -127,28 +128,28 @@ def test_every_phase_of_a_run_is_of_a_step_or_of_a_start_or_of_the_end(tmp_path:
     names = {phase["name"] for phase in report["phases"]}
     end = {"evaluation", "evaluation images host -> device", "close device"}
     starts = {row["phase"] for row in profile.start_rows(report)}
-    steps = {row["phase"] for row in profile.step_rows(report)} - {profile.WALL}
+    steps = {row["phase"] for row in profile.step_rows(report)} - {groups.WALL}
     assert starts | steps == names - end and not starts & steps
     assert "copying images host -> device" in steps
-    run = frame_of({"run": profile.step_rows(report)}, profile.ITERATION)
+    run = frame_of({"run": profile.step_rows(report)}, groups.ITERATION)
     parts = profile_figures.parts(run)
-    assert parts[profile.FORWARD] > 0 and parts[profile.BACKWARD] > 0 and parts[profile.UPDATE] > 0
+    assert parts[groups.FORWARD] > 0 and parts[groups.BACKWARD] > 0 and parts[groups.UPDATE] > 0
 
 
 @pytest.mark.parametrize(
     "phase, group",
     [
-        ("forward GEMM 2 to bias gradient 1", profile.MERGED),
-        ("forward GEMM 12", profile.FORWARD),
-        ("backward GEMM 3", profile.BACKWARD),
-        ("bias gradient 1", profile.OTHER),
-        ("sums of the blocks", profile.OTHER),
-        ("gradients host -> device", profile.COPIES),
-        ("MPI_Iallreduce", profile.SUMS),
-        ("sum of gradients", profile.SUMS),
-        ("sum of losses", profile.OTHER),
-        ("step", profile.UPDATE),
-        ("backward", profile.REST),
+        ("forward GEMM 2 to bias gradient 1", groups.MERGED),
+        ("forward GEMM 12", groups.FORWARD),
+        ("backward GEMM 3", groups.BACKWARD),
+        ("bias gradient 1", groups.OTHER),
+        ("sums of the blocks", groups.OTHER),
+        ("gradients host -> device", groups.COPIES),
+        ("MPI_Iallreduce", groups.SUMS),
+        ("sum of gradients", groups.SUMS),
+        ("sum of losses", groups.OTHER),
+        ("step", groups.UPDATE),
+        ("backward", groups.REST),
         ("evaluation images host -> device", None),
         ("train setup", None),
     ],
@@ -159,7 +160,7 @@ def test_group_of_a_phase(phase: str, group: str | None) -> None:
 
 def test_wall_time_of_a_step_is_the_median_epochs_without_the_first_two() -> None:
     rows = profile.step_rows(report_of({}, steps=40, wall=250.0))
-    assert rows[-1]["phase"] == profile.WALL
+    assert rows[-1]["phase"] == groups.WALL
     assert rows[-1]["host_us"] == pytest.approx(250)
 
 
@@ -184,25 +185,25 @@ def test_parts_of_a_step_on_the_cpu_are_host_times_and_add_up_to_its_wall_time()
     parts = profile_figures.parts(frame_of_steps(run=report))
     assert parts == pytest.approx(
         {
-            profile.ROWS: 7,
-            profile.FORWARD: 33,
-            profile.OTHER: 5,
-            profile.BACKWARD: 4,
-            profile.COPIES: 8,
-            profile.SUMS: 11,
-            profile.UPDATE: 9,
-            profile.REST: 100 - 77,
+            groups.ROWS: 7,
+            groups.FORWARD: 33,
+            groups.OTHER: 5,
+            groups.BACKWARD: 4,
+            groups.COPIES: 8,
+            groups.SUMS: 11,
+            groups.UPDATE: 9,
+            groups.REST: 100 - 77,
         }
     )
 
 
 def test_images_that_are_copied_once_are_of_the_start() -> None:
     report = on_device("peer", {"sum, update and spread": (0, 30)}, iteration=310, wall=300)
-    assert profile.IMAGES not in {row["phase"] for row in profile.step_rows(report)}
-    assert profile.IMAGES in {row["phase"] for row in profile.start_rows(report)}
+    assert groups.IMAGES not in {row["phase"] for row in profile.step_rows(report)}
+    assert groups.IMAGES in {row["phase"] for row in profile.start_rows(report)}
 
 
-KERNELS = {profile.FORWARD: 120, profile.MERGED: 60, profile.OTHER: 20, profile.BACKWARD: 100}
+KERNELS = {groups.FORWARD: 120, groups.MERGED: 60, groups.OTHER: 20, groups.BACKWARD: 100}
 
 
 def test_parts_on_a_device_with_blocking_sums() -> None:
@@ -214,7 +215,7 @@ def test_parts_on_a_device_with_blocking_sums() -> None:
     }
     parts = profile_figures.parts(frame_of_steps(run=on_device("blocking", after, iteration=930, wall=950)))
     rest = 20 + 20  # between the kernels; outside of the iteration
-    expected = {**KERNELS, profile.COPIES: 90, profile.UPDATE: 10, profile.SUMS: 510, profile.REST: rest}
+    expected = {**KERNELS, groups.COPIES: 90, groups.UPDATE: 10, groups.SUMS: 510, groups.REST: rest}
     assert parts == pytest.approx(expected)
     assert sum(parts.values()) == pytest.approx(950)
 
@@ -228,20 +229,20 @@ def test_parts_on_a_device_with_sums_that_overlap_have_what_it_waits_for_alone()
         "step": (9, 10),
     }
     parts = profile_figures.parts(frame_of_steps(run=on_device("host", after, iteration=800, wall=800)))
-    expected = {**KERNELS, profile.UPDATE: 10, profile.SUMS: 800 - 320 - 10, profile.REST: 20}
+    expected = {**KERNELS, groups.UPDATE: 10, groups.SUMS: 800 - 320 - 10, groups.REST: 20}
     assert parts == pytest.approx(expected)
 
 
 def test_parts_of_peers_may_be_more_than_the_wall_time() -> None:
     after: Phases = {"graph replay": (2, None), "sum, update and spread": (0, 30)}
     parts = profile_figures.parts(frame_of_steps(run=on_device("peer", after, iteration=310, wall=300)))
-    assert parts == pytest.approx({**KERNELS, profile.SUMS: 30, profile.REST: 20})
+    assert parts == pytest.approx({**KERNELS, groups.SUMS: 30, groups.REST: 20})
 
 
 def test_parts_of_one_rank_on_a_device_have_no_sums() -> None:
     run = frame_of_steps(run=on_device("local", {"step": (9, 10)}, iteration=335, wall=340))
     assert profile_figures.parts(run) == pytest.approx(
-        {**KERNELS, profile.UPDATE: 10, profile.SUMS: 0, profile.REST: 20 + 10}
+        {**KERNELS, groups.UPDATE: 10, groups.SUMS: 0, groups.REST: 20 + 10}
     )
 
 
@@ -254,7 +255,7 @@ def starts_of(**compiling: float) -> pd.DataFrame:
             {"name": "compile kernels", "calls": 1, "host": seconds, "device": None},
         ]
         rungs[name] = profile.start_rows(report)
-    return frame_of(rungs, profile.START)
+    return frame_of(rungs, groups.START)
 
 
 def gpu_rows() -> pd.DataFrame:
@@ -270,7 +271,7 @@ def gpu_rows() -> pd.DataFrame:
             "peer exchange": on_device("peer", {"sum, update and spread": (0, 15)}, 95, 80, 4.0),
         }
     )
-    return pd.concat([steps, starts_of(**{profile.EMPTY: 6.5, profile.CACHED: 0.125})])
+    return pd.concat([steps, starts_of(**{groups.EMPTY: 6.5, groups.CACHED: 0.125})])
 
 
 def drawn(folder: Path, file: str) -> bool:
@@ -310,7 +311,7 @@ def test_a_slower_rung_is_called_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("keep", [[], ["peer exchange"], [profile.CACHED], ["graphs", profile.EMPTY]])
+@pytest.mark.parametrize("keep", [[], ["peer exchange"], [groups.CACHED], ["graphs", groups.EMPTY]])
 def test_section_of_few_rows(tmp_path: Path, keep: list[str]) -> None:
     rows = gpu_rows()
     section = profile.section(rows[rows.rung.isin(keep)], setup_of(tmp_path, "full", 4))
@@ -337,7 +338,7 @@ def test_a_start_with_an_empty_cache_has_one_of_its_own(
     assert [point for point, _ in taken] == points
     assert all(rows == [{FAILED: "no"}] for _, rows in taken)
     own = [number for number, cache in caches.items() if cache is not None]
-    assert [points[number]["rung"] for number in own] == [profile.EMPTY]
+    assert [points[number]["rung"] for number in own] == [groups.EMPTY]
     assert not Path(caches[own[0]]).exists()
 
 

@@ -19,10 +19,11 @@ from experiments import counting, figures, roofline
 from experiments.roofline_figures import BETTER, COURSE
 from experiments.roofs import Known, Level, course_rate, fitted, roof
 from experiments.study import FAILED, FULL, SMALL, Setup
-from nn.plan.cost import Costing, exchanged
+from nn.autotune.cost import Costing
 from pyrt.errors import UserError
+from pyrt.exchange.registry import exchanges
 from pyrt.job import join
-from tests.nn.rates import HOPPER, random_rates
+from tests.nn.autotune.rates import HOPPER, random_rates
 
 KINDS = ("rates", "step", "streamed", "transfers", "counted", "counters")
 
@@ -234,7 +235,7 @@ def rows_of(folder, gpus):
             buckets = [panel.bucket for panel in plain.panels]
             counted.update(moved)
             counted[counting.LOSSES] = 32
-            counted[counting.SHARDS] = 4 * exchanged("device", buckets, ranks, 0, 4).elements
+            counted[counting.SHARDS] = 4 * exchanges()["device"].sent(buckets, ranks, 0, 4).elements
             found += [{**point, **row} for row in counting.compared(plain, counted, point, ranks)]
         else:
             listed = counting.products(plain)

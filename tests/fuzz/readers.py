@@ -5,38 +5,51 @@ Each has valid files, from which the damaged ones are made (tests/fuzz/corpus.py
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import math
+import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from nn import data, parameters
-from nn.batches import Schedule
+from nn.app.network_of_file import NAMES, options_of_file
+from nn.app.options import Options
+from nn.autotune import rates
+from nn.autotune.cost import Costing
+from nn.autotune.listed_step import Task, on_null
+from nn.autotune.rates import Rates
 from nn.checkpoints import files as checkpoints
-from nn.checkpoints.state import Checkpoint
-from nn.data import Dataset, Wanted, suspicious
-from nn.held_out import TAIL
-from nn.network import Network
-from nn.options import Options
-from nn.plan import SPLITS, Plan, files, rates
-from nn.plan.cost import Costing
-from nn.plan.paper import Task, on_paper
-from nn.plan.rates import Rates
-from nn.progress import Epoch, Progress
+from nn.checkpoints.metadata import Checkpoint
+from nn.files import parameters
+from nn.files.digest import digest
+from nn.input import Dataset, Wanted, suspicious
+from nn.input import load as load_data
+from nn.input.schedule import Schedule
+from nn.input.validation_split import TAIL
+from nn.model.initial import initial_values
+from nn.model.network import Network
+from nn.parallel import plan_files
+from nn.parallel.plan import SPLITS, Plan
+from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
-from tests.nn.data.conftest import pack_idx
-from tests.nn.rates import HOPPER, random_rates
+from tests.nn.autotune.rates import HOPPER, random_rates
+from tests.nn.input.conftest import pack_idx
 
-NETWORK = Network((12, 5, 3), "sigmoid", "softmax")
+with contextlib.suppress(ImportError):  # a reader that is watched imports nothing
+    import safetensors.numpy  # noqa: F401
+
+NETWORK = Network.dense((12, 5, 3), "sigmoid", "softmax")
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
 LABELS = np.arange(6, dtype=np.uint8) % 3
 
@@ -60,10 +73,14 @@ class Reader:
     """valid npz files of these, stored and deflated,"""
     deflated: bool = True
     """(or stored alone)"""
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """valid safetensors files of these,"""
     document: Any = None
-    """valid JSON of this: the file, or the text `run` of an npz."""
+    """valid JSON of this: the file, or the text `run` of an npz or a safetensors file."""
     beside: Mapping[str, bytes] = field(default_factory=dict)
     """Files that are whole."""
+    package: str = ""
+    """What it needs that is not installed everywhere."""
 
     @property
     def family(self) -> str:
@@ -79,6 +96,10 @@ class Reader:
         if self.members:
             saves = (np.savez, np.savez_compressed) if self.deflated else (np.savez,)
             return [_saved(save, self._all_members) for save in saves]
+        if self.tensors:
+            single = {name: array.astype(np.float32) for name, array in self.tensors.items()}
+            document = json.dumps(self.document)
+            return [pack_safetensors(self.tensors, document), pack_safetensors(single, None)]
         return [json.dumps(self.document).encode()]
 
     @property
@@ -88,15 +109,17 @@ class Reader:
 
     @property
     def _all_members(self) -> dict[str, np.ndarray]:
-        story = {} if self.document is None else {"run": np.array(json.dumps(self.document))}
-        return {**self.members, **story}
+        run = {} if self.document is None else {"run": np.array(json.dumps(self.document))}
+        return {**self.members, **run}
 
     def with_document(self, text: bytes) -> bytes:
         """The file with this JSON, or something like it, in the place of the valid one."""
+        if self.tensors:
+            return pack_safetensors(self.tensors, text.decode("latin1"))
         if not self.members:
             return text
-        story = pack_npy(np.array(text.decode("latin1")))
-        return pack_zip({**self.packed_members, "run.npy": story})
+        run = pack_npy(np.array(text.decode("latin1")))
+        return pack_zip({**self.packed_members, "run.npy": run})
 
 
 def _saved(save: Callable[..., None], members: Mapping[str, np.ndarray]) -> bytes:
@@ -127,14 +150,42 @@ def pack_zip(members: Members, packing: int = zipfile.ZIP_STORED, more: Members 
     return file.getvalue()
 
 
+def pack_safetensors(tensors: Mapping[str, np.ndarray], run: str | None) -> bytes:
+    """A file of these, as the package writes it, with such a text as its metadata."""
+    return with_header(header_of(tensors, run), content_of(tensors))
+
+
+def header_of(tensors: Mapping[str, np.ndarray], run: str | None) -> dict[str, Any]:
+    """The header of a safetensors file."""
+    header: dict[str, Any] = {} if run is None else {"__metadata__": {"run": run}}
+    start = 0
+    for name, array in tensors.items():
+        kind = f"{array.dtype.kind.upper()}{8 * array.dtype.itemsize}"
+        places = [start, start + array.nbytes]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": places}
+        start += array.nbytes
+    return header
+
+
+def content_of(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """What is behind the header of a safetensors file."""
+    return b"".join(array.tobytes() for array in tensors.values())
+
+
+def with_header(header: Any, content: bytes, told: int | None = None) -> bytes:
+    """With any header, or its bytes, of which the file says that it has ``told`` ones."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if told is None else told) + text + content
+
+
 def read_folder(path: Path) -> Dataset:
     """The IDX files of which this is one."""
-    return data.load(str(path.parent))
+    return load_data(str(path.parent))
 
 
 def read_npz(path: Path) -> Dataset:
     """In float64: what float32 holds comes in float32 as well."""
-    return data.load(str(path), Wanted("float64"))
+    return load_data(str(path), Wanted("float64"))
 
 
 def require_data_set(found: Dataset) -> None:
@@ -160,10 +211,11 @@ def read_init(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_evaluated(path: Path) -> dict[str, np.ndarray]:
-    """As --evaluate does."""
-    found = read_init(path)
-    parameters.require_same_model(path, _OPTIONS)
-    return found
+    """As --evaluate does where it is given one of the options."""
+    told = options_of_file(path, {"activation": "sigmoid"})
+    options = Options(**{**told, "hidden": tuple(told.get("hidden", (5,)))})
+    assert options.pixel_scale > 0 and not set(told) - set(NAMES)
+    return parameters.load(path, options.make_network(12, options.classes or 3), "float32")
 
 
 def require_parameters(found: dict[str, np.ndarray]) -> None:
@@ -190,39 +242,40 @@ def require_rates(found: Rates) -> None:
         assert str(error).isprintable()
         return
     task = Task(NETWORK, 20, found.dtype, gemm=found.gemm, math=found.math)
-    step = on_paper(task, Plan.model(1, 2, NETWORK.depth), found.device, exchange=found.exchange)
+    step = on_null(task, Plan.model(1, 2, NETWORK.depth), found.device, exchange=found.exchange)
     assert 0 < Costing(step, found).cost.seconds < math.inf
 
 
 def require_checkpoint(found: Checkpoint) -> None:
     """A run may go on from it, or says in one line why not."""
-    for epoch in found.story.progress.epochs:
+    for epoch in found.metadata.progress.epochs:
         assert np.isreal([epoch.loss, epoch.seconds, epoch.validation_precision or 0.0]).all()
     try:
-        found.require_arrays(NETWORK, "float64", True)
-        found.story.require_fits(_RUN, Schedule(6, 6, 3, 9, True, 0), "digest")
+        found.require_arrays(NETWORK, "float64", _RUN.make_optimiser().states)
+        found.metadata.require_fits(_RUN.as_json(), Schedule(6, 6, 3, 9, True, 0), "digest")
     except UserError as error:
         assert str(error).isprintable() and len(str(error)) < 1000
 
 
 _OPTIONS = {"hidden": [5], "activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
 _SET = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:4].astype(">i2"), "y_test": LABELS[:4]}
-_PARAMETERS = parameters.initial(NETWORK, "float64", 0)
+_PARAMETERS = initial_values(NETWORK, "float64", 0)
 _FLOATS = IMAGES.astype(np.float32) / 255
 _RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
 
-_RUN = Options(hidden=(5,), momentum=0.5, dtype="float64", batch=3)
+_RUN = Options(hidden=(5,), optimiser="adam", dtype="float64", batch=3)
 _PROGRESS = Progress(3, [Epoch(1, 0.5, 0.9, None, 0.1)], 1.5)
 _KEPT = {
     **_PARAMETERS,
-    **{f"v_{name}": array / 2 for name, array in _PARAMETERS.items()},
+    **{f"m_{name}": array / 2 for name, array in _PARAMETERS.items()},
+    **{f"v_{name}": array * array for name, array in _PARAMETERS.items()},
     "epochs": _PROGRESS.table(),
 }
-_STORY = {
+_METADATA = {
     "version": checkpoints.VERSION,
     "progress": {"step": _PROGRESS.step, "loss_sum": _PROGRESS.loss_sum},
     "validation_precision": 0.5,
-    "options": {name: _RUN.as_json()[name] for name in ("hidden", "activation", "lr", "dtype")},
+    "options": {name: _RUN.as_json()[name] for name in ("hidden", "activation", "optimiser", "dtype")},
     "environment": {"ranks": 1, "devices": ["cpu"]},
     "plan": {"grid": [1, 1], "layers": ["samples", "samples"]},
     "data": "digest",
@@ -258,20 +311,43 @@ READERS = (
         document={"options": _OPTIONS},
     ),
     Reader(
+        "safetensors",
+        "weights.safetensors",
+        read_evaluated,
+        require_parameters,
+        tensors=_PARAMETERS,
+        document={
+            "options": _OPTIONS,
+            "sha256": {name: digest([array]) for name, array in _PARAMETERS.items()},
+        },
+        package="safetensors",
+    ),
+    Reader(
         "checkpoint",
         "step-000000000003.npz",
         checkpoints.load,
         require_checkpoint,
         members=_KEPT,
         deflated=False,
-        document=_STORY,
+        document=_METADATA,
     ),
     Reader(
         "plan",
         "plan.json",
-        files.load,
+        plan_files.load,
         require_plan,
         document={"grid": [2, 2], "layers": ["rows", "columns"]},
     ),
     Reader("rates", "rates.json", rates.load, require_rates, document=asdict(_RATES)),
 )
+
+
+def each(readers: Iterable[Reader]) -> pytest.MarkDecorator:
+    """Parametrise a test by readers; those whose package is missing are skipped."""
+    return pytest.mark.parametrize("reader", [_parameter(reader) for reader in readers])
+
+
+def _parameter(reader: Reader) -> Any:
+    missing = bool(reader.package) and importlib.util.find_spec(reader.package) is None
+    skip = pytest.mark.skipif(missing, reason=f"needs {reader.package}: make test installs it")
+    return pytest.param(reader, id=reader.name, marks=skip)

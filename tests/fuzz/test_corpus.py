@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.corpus import Case, bombs, cases, every_byte
-from tests.fuzz.readers import READERS, Reader
+from tests.fuzz.readers import READERS, Reader, each
 from tests.fuzz.watch import examine, watching
 
-each_reader = pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+each_reader = each(READERS)
 
 
 @pytest.fixture
@@ -63,9 +63,7 @@ def test_every_byte_of_a_file_may_be_damaged(reader: Reader, path: Path) -> None
         examined(reader, path, every_byte(seed))
 
 
-@pytest.mark.parametrize(
-    "reader", [reader for reader in READERS if reader.members], ids=lambda reader: reader.name
-)
+@each(reader for reader in READERS if reader.members)
 def test_what_inflates_to_gigabytes_is_not_inflated(reader: Reader, path: Path) -> None:
     examined(reader, path, bombs(reader))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests import LONG
 from tests.fuzz.corpus import DTYPES, Place, npy, patched, paths, replaced
-from tests.fuzz.readers import READERS, Reader, pack_gzip, pack_idx, pack_zip
+from tests.fuzz.readers import READERS, Reader, content_of, each, pack_gzip, pack_idx, pack_zip, with_header
 from tests.fuzz.watch import examine, watching
 
 examples = settings(
@@ -32,10 +31,6 @@ examples = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-def each(readers: Sequence[Reader]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("reader", readers, ids=lambda reader: reader.name)
 
 
 @pytest.fixture
@@ -179,3 +174,10 @@ def test_documents_with_other_values(reader: Reader, path: Path, changes: list[t
         if places:
             content = json.loads(replaced(content, places[number % len(places)], json.dumps(value)))
     check(reader, path, reader.with_document(json.dumps(content).encode()))
+
+
+@each([reader for reader in READERS if reader.tensors])
+@examples
+@given(header=documents, names=st.lists(st.sampled_from(["W1", "b1", "W2", "b2", "__metadata__"])))
+def test_headers_of_safetensors(reader: Reader, path: Path, header: Any, names: list[str]) -> None:
+    check(reader, path, with_header(dict.fromkeys(names, header) or header, content_of(reader.tensors)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pyrt.arrays import DeviceArray
 from pyrt.kernels import KERNELS, all_constants
-from pyrt.memory import DeviceArray
 from tests import standing_still
 
 
@@ -42,8 +42,8 @@ def library(library):
     """The kernel library, everything in kernels/ compiled side by side beforehand."""
     standing_still.allow(900)  # g++ takes its time for all of them
     library.compile(
-        (path.stem, constants)
-        for path in sorted(KERNELS.glob("*.cu"))
+        (str(path.relative_to(KERNELS).with_suffix("")), constants)
+        for path in sorted(KERNELS.rglob("*.cu"))
         for constants in all_constants(path.read_text())
     )
     standing_still.allow()

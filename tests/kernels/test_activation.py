@@ -1,7 +1,9 @@
-"""activation.cu against NumPy's float64."""
+"""nn/activation.cu against NumPy's float64."""
 
 import numpy as np
 import pytest
+
+from nn.launch.elementwise import activation_backward, bias_activation
 
 ACTIVATIONS = {
     "identity": (lambda z: z, lambda a: np.ones_like(a)),
@@ -33,7 +35,7 @@ def test_bias_activation(kernels, device, rng, dtype, activation, shape):
     Z = rng.normal(0, 3, shape).astype(dtype)
     b = rng.normal(0, 1, shape[1]).astype(dtype)
     A = device.poisoned(shape, dtype)
-    device.run(kernels.bias_activation(device.array(Z), device.array(b), A, activation))
+    device.run(bias_activation(kernels, device.array(Z), device.array(b), A, activation))
     check_activation(A.to_host(), Z + b, activation)
 
 
@@ -43,7 +45,7 @@ def test_in_place_by_a_small_grid(library, device, rng, real, dtype, activation)
     Z = rng.normal(0, 3, (rows, columns)).astype(dtype)
     b = rng.normal(0, 1, columns).astype(dtype)
     A = device.array(Z)
-    kernel = library.kernel("activation", "bias_activation", REAL=real, ACTIVATION=activation)
+    kernel = library.kernel("nn/activation", "bias_activation", REAL=real, ACTIVATION=activation)
     device.run(kernel.bind((2, 2), (32, 8), rows, columns, A, device.array(b), A))
     check_activation(A.to_host(), Z + b, activation)
 
@@ -54,13 +56,13 @@ def test_extreme_inputs(kernels, device, dtype, activation):
     Z = np.array([[s * size for size in sizes] for s in (1, -1)], dtype)
     Z = np.vstack([Z, np.full(len(sizes), np.nan, dtype)])
     A = device.poisoned(Z.shape, dtype)
-    device.run(kernels.bias_activation(device.array(Z), device.array(np.zeros_like(Z[0])), A, activation))
+    device.run(bias_activation(kernels, device.array(Z), device.array(np.zeros_like(Z[0])), A, activation))
     check_activation(A.to_host()[:2], Z[:2], activation)
     assert np.all(np.isfinite(A.to_host()[:2])) and np.all(np.isnan(A.to_host()[2]))
 
 
 def check_backward(dZ, dA, A, activation):
-    """Two or three roundings, each of at most |dA|, since f' <= 1 and its terms too."""
+    """Two or three roundings, each of at most |dA|, since f' <= 1 and its components too."""
     expected = dA * ACTIVATIONS[activation][1](A.astype(np.float64))
     assert np.all(np.abs(dZ - expected) <= 3 * np.finfo(dZ.dtype).eps * np.abs(dA))
 
@@ -70,7 +72,7 @@ def test_backward(kernels, device, rng, dtype, activation, shape):
     A = ACTIVATIONS[activation][0](rng.normal(0, 3, shape)).astype(dtype)
     dA = rng.normal(0, 1, shape).astype(dtype)
     dZ = device.poisoned(shape, dtype)
-    device.run(kernels.activation_backward(device.array(A), device.array(dA), dZ, activation))
+    device.run(activation_backward(kernels, device.array(A), device.array(dA), dZ, activation))
     check_backward(dZ.to_host(), dA, A, activation)
 
 
@@ -79,6 +81,6 @@ def test_backward_in_place_by_a_small_grid(library, device, rng, real, dtype, ac
     A = ACTIVATIONS[activation][0](rng.normal(0, 3, 1009)).astype(dtype)
     dA = rng.normal(0, 1, 1009).astype(dtype)
     dZ = device.array(dA)
-    kernel = library.kernel("activation", "activation_backward", REAL=real, ACTIVATION=activation)
+    kernel = library.kernel("nn/activation", "activation_backward", REAL=real, ACTIVATION=activation)
     device.run(kernel.bind((3,), (64,), 1009, device.array(A), dZ, dZ))
     check_backward(dZ.to_host(), dA, A, activation)

@@ -1,9 +1,13 @@
-"""batch.cu: the places of the next batch and of the next loss, step after step, and in other kernels too."""
+"""nn/batch.cu and nn/update.cu: the places of the next batch and of the next loss, step after step."""
 
 import numpy as np
 import pytest
 
-from nn.launches import Descent, LossRing, Place, Stretch
+from nn.input.source import BatchCursor
+from nn.launch.pixels import SkipBatch
+from nn.launch.update import LossRing, Segment, Update, UpdateArrays
+from nn.optimisers import Sgd
+from tests.nn.ending import end_step
 
 
 @pytest.mark.sanitizer
@@ -11,7 +15,7 @@ def test_losses_go_around_the_ring(kernels, device, rng, dtype):
     losses = rng.normal(0, 1, 9).astype(dtype)
     loss, ring = device.poisoned(1, dtype), device.poisoned(4, dtype)
     place = device.array(np.zeros(1, np.int32))
-    keep, seen = kernels.keep_loss(LossRing(loss, ring, place)), []
+    keep, seen = end_step(LossRing(loss, ring, place)).on_device(kernels), []
     for value in losses:
         loss.set(np.array([value]))
         device.run(keep)
@@ -23,11 +27,11 @@ def test_losses_go_around_the_ring(kernels, device, rng, dtype):
 @pytest.mark.sanitizer
 def test_a_batch_is_skipped(kernels, device):
     """Three batches each in the orders of two epochs."""
-    place = Place(device.array(np.zeros(2, np.int32)), 5, 30)
-    skip, seen = kernels.skip_batch(place), []
+    cursor = BatchCursor(device.array(np.zeros(2, np.int32)), 5, 30)
+    skip, seen = SkipBatch(cursor).on_device(kernels), []
     for _ in range(9):
         device.run(skip)
-        seen.append(place.state.to_host().tolist())
+        seen.append(cursor.state.to_host().tolist())
     assert seen == [[5, 0], [10, 0], [15, 0], [20, 0], [25, 0], [0, 0], [5, 0], [10, 0], [15, 0]]
 
 
@@ -36,7 +40,7 @@ def test_a_loss_that_is_no_number_is_kept_as_it_is(kernels, device, dtype):
     values = [np.nan, np.inf, -np.inf]
     for value in values:
         loss = device.array(np.array([value], dtype))
-        device.run(kernels.keep_loss(LossRing(loss, ring, place)))
+        device.run(end_step(LossRing(loss, ring, place)).on_device(kernels))
     assert np.array_equal(ring.to_host(), values, equal_nan=True)
 
 
@@ -47,9 +51,10 @@ def test_the_update_keeps_the_loss_once(kernels, device, rng, dtype):
     parameters, gradients = device.array(p), device.array(np.ones(5000, dtype))
     loss, ring = device.array(np.array([0.5], dtype)), device.array(np.zeros(4, dtype))
     place = device.array(np.array([2], np.int32))
-    stretches = [Stretch(0, 4000, 4000), Stretch(4001, 999, 0)]
+    segments = [Segment(0, 4000, 4000), Segment(4001, 999, 0)]
     kept = LossRing(loss, ring, place)
-    device.run(kernels.sgd(Descent(parameters, gradients, None, stretches, 0.5, 0.0, 0.0, kept)))
+    arrays = UpdateArrays(Sgd(0.5, 0.0, 0.0), parameters, gradients, {}, None)
+    device.run(Update(arrays, segments, kept).on_device(kernels))
     assert (ring.to_host().tolist(), place.to_host().tolist()) == ([0, 0, 0.5, 0], [3])
     expected = p - dtype.type(0.5)
     expected[4000] = p[4000]

@@ -1,12 +1,14 @@
-"""gemm.cu: every version against NumPy's float64 product."""
+"""gemm/ladder.cu: every version against NumPy's float64 product."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from nn.gemm_versions import PLAIN_GEMM_VERSIONS, runs_gemm
-from nn.launches import Kernels
+from nn.launch.gemm import gemm
+from nn.launch.gemm.product import Epilogue, Product
+from nn.launch.gemm.versions import PLAIN_GEMM_VERSIONS, runs_gemm
+from nn.launch.kernels import Kernels
 
 SHAPES = [
     (1, 1, 1),
@@ -61,8 +63,12 @@ def dtype(version_and_dtype):
 
 
 @pytest.fixture
-def gemm(version_and_dtype, library, dtype):
-    return Kernels(library, dtype, version_and_dtype[0]).gemm
+def kernels(version_and_dtype, library, dtype):
+    return Kernels(library, dtype, version_and_dtype[0])
+
+
+def multiply(kernels, D, A, B, transpose_a=False, transpose_b=False, **epilogue):
+    return gemm(kernels, Product(D, A, B, transpose_a, transpose_b), Epilogue(**epilogue))
 
 
 def operand(rng, rows, columns, transposed, dtype):
@@ -92,54 +98,60 @@ def check(D, A, B, transpose_a=False, transpose_b=False, alpha=1.0, beta=0.0, C=
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-def test_shapes(gemm, device, rng, dtype, transpose_a, transpose_b, shape):
+def test_shapes(kernels, device, rng, dtype, transpose_a, transpose_b, shape):
     M, N, K = shape
     A = operand(rng, M, K, transpose_a, dtype)
     B = operand(rng, K, N, transpose_b, dtype)
     D = device.poisoned((M, N), dtype)
-    device.run(gemm(D, device.array(A), device.array(B), transpose_a, transpose_b))
+    device.run(multiply(kernels, D, device.array(A), device.array(B), transpose_a, transpose_b))
     check(D.to_host(), A, B, transpose_a, transpose_b)
 
 
 @pytest.mark.parametrize("M, N, K, transpose_a, transpose_b", NETWORK)
-def test_products_of_the_network_same_bits_twice(gemm, device, rng, dtype, M, N, K, transpose_a, transpose_b):
+def test_products_of_the_network_same_bits_twice(
+    kernels, device, rng, dtype, M, N, K, transpose_a, transpose_b
+):
     if device.driver.name == "emulated":  # slow: a ninth of each hidden size and batch
         M, N, K = (size if size == 10 else size // 9 for size in (M, N, K))
     A = operand(rng, M, K, transpose_a, dtype)
     B = operand(rng, K, N, transpose_b, dtype)
     A_there, B_there = device.array(A), device.array(B)
     first, second = device.poisoned((M, N), dtype), device.poisoned((M, N), dtype)
-    device.run(*(gemm(D, A_there, B_there, transpose_a, transpose_b) for D in (first, second)))
+    device.run(*(multiply(kernels, D, A_there, B_there, transpose_a, transpose_b) for D in (first, second)))
     check(first.to_host(), A, B, transpose_a, transpose_b)
     assert first.to_host().tobytes() == second.to_host().tobytes()
 
 
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (-0.5, 0), (0.75, -2), (0, 3)])
-def test_alpha_beta_and_another_C(gemm, device, rng, dtype, alpha, beta):
+def test_alpha_beta_and_another_C(kernels, device, rng, dtype, alpha, beta):
     M, N, K = 37, 70, 19
     A, B, C = (operand(rng, *shape, False, dtype) for shape in ((M, K), (K, N), (M, N)))
     D = device.poisoned((M, N), dtype)
-    device.run(gemm(D, device.array(A), device.array(B), alpha=alpha, beta=beta, C=device.array(C)))
+    device.run(
+        multiply(kernels, D, device.array(A), device.array(B), alpha=alpha, beta=beta, C=device.array(C))
+    )
     check(D.to_host(), A, B, alpha=alpha, beta=beta, C=C)
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-def test_adds_to_D_itself(gemm, device, rng, dtype, transpose_a, transpose_b):
+def test_adds_to_D_itself(kernels, device, rng, dtype, transpose_a, transpose_b):
     M, N, K = 67, 35, 41
     A = operand(rng, M, K, transpose_a, dtype)
     B = operand(rng, K, N, transpose_b, dtype)
     C = operand(rng, M, N, False, dtype)
     D = device.array(C)
-    device.run(gemm(D, device.array(A), device.array(B), transpose_a, transpose_b, alpha=0.5, beta=1))
+    device.run(
+        multiply(kernels, D, device.array(A), device.array(B), transpose_a, transpose_b, alpha=0.5, beta=1)
+    )
     check(D.to_host(), A, B, transpose_a, transpose_b, 0.5, 1, C)
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-def test_column_slices(gemm, device, rng, dtype, transpose_a, transpose_b, first):
+def test_column_slices(kernels, device, rng, dtype, transpose_a, transpose_b, first):
     """From column 1 or 2 16-byte loads are not aligned. NaN around the slices shows whether it is read."""
     M, N, K = 66, 71, 37
 
@@ -157,30 +169,30 @@ def test_column_slices(gemm, device, rng, dtype, transpose_a, transpose_b, first
     _, B_there = sliced(B, 3)
     _, C_there = sliced(C, 0)
     whole, D = sliced(np.full((M, N), np.nan), 5)
-    device.run(gemm(D, A_there, B_there, transpose_a, transpose_b, beta=1, C=C_there))
+    device.run(multiply(kernels, D, A_there, B_there, transpose_a, transpose_b, beta=1, C=C_there))
     result = whole.to_host()
     check(result[:, first : first + N], A, B, transpose_a, transpose_b, beta=1, C=C)
     assert np.all(np.isnan(result[:, :first])) and np.all(np.isnan(result[:, first + N :]))
 
 
-def test_infinity_stays_in_its_row(gemm, device, rng, dtype):
+def test_infinity_stays_in_its_row(kernels, device, rng, dtype):
     """Ragged tiles are filled up with zeros, and 0 * inf is NaN: the filling must meet only filling."""
     M, N, K = 35, 37, 33
     A = operand(rng, M, K, False, dtype)
     B = np.abs(operand(rng, K, N, False, dtype)) + dtype.type(0.1)
     A[7, 32] = np.inf
     D = device.poisoned((M, N), dtype)
-    device.run(gemm(D, device.array(A), device.array(B)))
+    device.run(multiply(kernels, D, device.array(A), device.array(B)))
     finite = np.isfinite(D.to_host())
     assert not finite[7].any() and finite.sum() == finite.size - N
-    if not gemm.__self__.uses_tensor_cores:  # there infinity meets terms of both signs: it becomes NaN
+    if not kernels.uses_tensor_cores:  # there infinity meets components of both signs: it becomes NaN
         assert np.all(D.to_host()[7] == np.inf)
 
 
-def test_no_terms(gemm, device, dtype):
+def test_nothing_along_k(kernels, device, dtype):
     """K == 0, the weight gradient of a rank without samples: beta C, or zeros without reading C."""
     A, B = (device.array(np.empty((0, size), dtype)) for size in (5, 3))
     C, D = device.array(np.full((5, 3), 2, dtype)), device.poisoned((5, 3), dtype)
     for beta, given, expected in ((0.5, C, 1), (0.0, None, 0)):
-        device.run(gemm(D, A, B, transpose_a=True, beta=beta, C=given))
+        device.run(multiply(kernels, D, A, B, transpose_a=True, beta=beta, C=given))
         assert np.all(D.to_host() == expected)

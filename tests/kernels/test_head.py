@@ -1,7 +1,9 @@
-"""head.cu: losses and gradients against NumPy's float64."""
+"""nn/head.cu: losses and gradients against NumPy's float64."""
 
 import numpy as np
 import pytest
+
+from nn.launch.head import Head
 
 SHAPES = [(1, 1), (1, 10), (5, 2), (133, 10), (6, 31), (7, 32), (9, 33), (4, 64), (3, 1000), (750, 10)]
 
@@ -30,13 +32,21 @@ def kind(request):
     return request.param
 
 
-def run(kernels, device, kind, Z, b, labels, scale, in_place=False):
-    """(loss, dZ) of the kernel."""
-    Z_there = device.array(Z)
-    dZ = Z_there if in_place else device.poisoned(Z.shape, Z.dtype)
-    loss = device.poisoned(len(Z), Z.dtype)
+def run(kernels, device, kind, Z, b, labels, scale):
+    """(loss, dZ) of the kernel, which puts dZ in the place of Z."""
+    dZ, loss = device.array(Z), device.poisoned(len(Z), Z.dtype)
     labels = device.array(np.asarray(labels, np.int32))
-    device.run(kernels.head(kind, Z_there, device.array(b), labels, dZ, loss, scale))
+    device.run(Head(kind, dZ, device.array(b), labels, loss, scale).on_device(kernels))
+    return loss.to_host(), dZ.to_host()
+
+
+def run_apart(library, device, real, kind, Z, b, labels, scale, grid=(4,), block=(32, 4)):
+    """The same of a kernel that leaves Z as it is."""
+    dZ, loss = device.poisoned(Z.shape, Z.dtype), device.poisoned(len(Z), Z.dtype)
+    arrays = [device.array(x) for x in (Z, b, np.asarray(labels, np.int32))]
+    kernel = library.kernel("nn/head", f"{kind}_head", REAL=real)
+    device.run(kernel.bind(grid, block, *Z.shape, scale, *arrays, dZ, loss))
+    assert arrays[0].to_host().tobytes() == Z.tobytes()
     return loss.to_host(), dZ.to_host()
 
 
@@ -45,7 +55,7 @@ def check(loss, dZ, kind, z, labels, scale):
 
     A lane adds every 32nd class, then 5 shuffles follow; exp and log are good to 2 units. What a rounding
     is relative to: for a gradient 1 (exp(-d) d < 1 bounds what rounding a distance d of logits does), for
-    the softmax loss the largest such distance, for the sigmoid loss a sum of positive terms, and each
+    the softmax loss the largest such distance, for the sigmoid loss a sum of positive components, and each
     term the difference of logits that cancel exactly.
     """
     expected, gradient = HEADS[kind](z.astype(np.float64), labels)
@@ -68,24 +78,20 @@ def test_random_logits(kernels, device, rng, dtype, kind, shape, scale):
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("classes", [1, 10, 71])
-def test_in_place_gives_the_same_bits(kernels, device, rng, dtype, kind, classes):
+def test_in_place_gives_the_same_bits(kernels, library, device, rng, real, dtype, kind, classes):
     Z = rng.normal(0, 4, (13, classes)).astype(dtype)
     b = rng.normal(0, 1, classes).astype(dtype)
     labels = rng.integers(0, classes, 13)
-    apart = run(kernels, device, kind, Z, b, labels, 0.1)
-    in_place = run(kernels, device, kind, Z, b, labels, 0.1, in_place=True)
+    apart = run_apart(library, device, real, kind, Z, b, labels, 0.1)
+    in_place = run(kernels, device, kind, Z, b, labels, 0.1)
     check(*apart, kind, Z + b, labels, 0.1)
     assert [x.tobytes() for x in apart] == [x.tobytes() for x in in_place]
 
 
 def test_small_grid(library, device, rng, real, dtype, kind):
     Z, b = rng.normal(0, 4, (37, 10)).astype(dtype), rng.normal(0, 1, 10).astype(dtype)
-    labels = rng.integers(0, 10, 37).astype(np.int32)
-    dZ, loss = device.poisoned((37, 10), dtype), device.poisoned(37, dtype)
-    kernel = library.kernel("head", f"{kind}_head", REAL=real)
-    arrays = [device.array(x) for x in (Z, b, labels)]
-    device.run(kernel.bind((2,), (32, 3), 37, 10, 0.5, *arrays, dZ, loss))
-    check(loss.to_host(), dZ.to_host(), kind, Z + b, labels, 0.5)
+    labels = rng.integers(0, 10, 37)
+    check(*run_apart(library, device, real, kind, Z, b, labels, 0.5, (2,), (32, 3)), kind, Z + b, labels, 0.5)
 
 
 def test_huge_logits(kernels, device, dtype, kind):

@@ -1,30 +1,45 @@
 """Launch shapes and the checks of shapes; needs no GPU."""
 
 import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nn.gemm_versions import PLAIN_GEMM_VERSIONS
-from nn.launches import (
-    Descent,
-    Kernels,
-    LossRing,
-    Place,
-    Stretch,
-    column_sums_shape,
-    gemm_shape,
-    head_shape,
+from nn.input.source import BatchCursor, Gathered, Ready
+from nn.launch.classifier import (
+    FusedClassifier,
+    fused_classifier_fits,
+    fused_classifier_partials,
+    fused_classifier_shape,
 )
-from nn.narrow_head import narrow_head_fits, narrow_head_partials, narrow_head_shape
-from nn.required import required
-from nn.shapes import line_shape, plane_shape
-from pyrt.kernels import KERNELS, all_constants
-from pyrt.memory import DeviceArray
-
-NO_KERNELS = SimpleNamespace(driver=SimpleNamespace(architecture="sm_80"))
-"""In the place of a library from which nothing is loaded."""
+from nn.launch.column_sums import ColumnSums, column_sums_shape
+from nn.launch.elementwise import activation_backward, bias_activation
+from nn.launch.gemm import gemm
+from nn.launch.gemm.components import Components
+from nn.launch.gemm.ladder import ladder_shape
+from nn.launch.gemm.product import PLAIN, Epilogue, Product
+from nn.launch.gemm.versions import PLAIN_GEMM_VERSIONS
+from nn.launch.head import Head, head_shape
+from nn.launch.kernels import Kernels
+from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.launch.shapes import line_shape, plane_shape
+from nn.launch.update import EndStep, LossRing, Segment, Update, UpdateArrays
+from nn.model.network import Network
+from nn.optimisers import Adam, Sgd
+from nn.parallel.shard import Shard
+from nn.program.operations import Operation, skip_batch
+from nn.program.rank_model import Numbers, RankModel, TrainingArrays
+from pyrt.arrays import DeviceArray
+from pyrt.driver.null import DeviceProperties, NullDriver
+from pyrt.exchange import Bucket, NoUpdate, device, nothing
+from pyrt.exchange.peer import Peers, bind_shard_sums, bind_update, shares
+from pyrt.kernels import KERNELS, KernelLibrary, all_constants, architectures
+from pyrt.redistribute import packing
+from pyrt.redistribute import peer as redistribute_peer
 
 SIZES = [0, 1, 2, 7, 8, 9, 31, 32, 33, 64, 65, 1000, 60000]
 
@@ -34,22 +49,17 @@ def array(*shape, ld=None, dtype=np.float32):
     return DeviceArray(None, 0, shape, np.dtype(dtype), ld or shape[-1])
 
 
-def set_of(images, columns):
-    """Images and labels."""
-    return array(images, columns), array(images)
-
-
-def place(size):
+def cursor(size, driver=None):
     """Of a batch."""
-    return Place(array(size, dtype=np.int32), 1, 9)
+    return BatchCursor(DeviceArray(driver, 0, (size,), np.dtype(np.int32), size), 1, 9)
 
 
 @pytest.mark.parametrize("version", PLAIN_GEMM_VERSIONS)
-def test_gemm_shape_covers_the_result(version):
-    tile = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64), "tiled": (64, 64)}[version]
-    threads = {"naive": 256, "shared": 1024, "register": 64, "tiled": 128}[version]
+def test_ladder_shape_covers_the_result(version):
+    tile = {"naive": (8, 32), "shared": (32, 32), "register": (16, 64)}.get(version, (64, 64))
+    threads = {"naive": 256, "shared": 1024, "register": 64}.get(version, 128)
     for M, N in itertools.product(SIZES, SIZES):
-        grid, block = gemm_shape(version, M, N)
+        grid, block = ladder_shape(version, M, N)
         for blocks, size, side in zip(grid, (M, N), tile, strict=True):
             assert blocks >= 1 and (blocks - 1) * side < max(size, 1) and blocks * side >= size
         assert np.prod(block) == threads
@@ -70,132 +80,253 @@ def test_column_sums_shape(columns, width, blocks):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_narrow_head_shapes(dtype):
+def test_fused_classifier_shapes(dtype):
     """All rows are taken, in chunks as equal as they can be; what fits for one batch fits for all."""
     for rows, hidden, classes, most in itertools.product(
         [1, 2, 7, 131, 3000, 60000], [1, 5, 130, 512, 1000], [1, 2, 10, 11, 32], [1, 2, 132]
     ):
-        blocks, width = narrow_head_partials(rows, hidden, classes, dtype, most)
+        blocks, width = fused_classifier_partials(rows, hidden, classes, dtype, most)
         assert 1 <= blocks <= min(rows, most) and width >= (classes + 1) * (hidden + 1) and width % 32 == 0
-        shape = narrow_head_shape(rows, hidden, classes, dtype, blocks)
+        shape = fused_classifier_shape(rows, hidden, classes, dtype, blocks)
         share = -(-rows // blocks)
         assert 1 <= shape.rows <= min(share, shape.threads) and shape.threads % 32 == 0
         assert share % shape.rows == 0 or shape.rows - share % shape.rows <= share // shape.rows
         assert classes <= shape.classes and 0 <= shape.halvings <= 2
-        if narrow_head_fits(hidden, classes, dtype, 48 << 10):
+        if fused_classifier_fits(hidden, classes, dtype, 48 << 10):
             assert shape.shared <= 48 << 10
 
 
-def test_narrow_head_at_the_reference_work():
+def test_fused_classifier_at_the_reference_work():
     """784-512-10 on 132 multiprocessors: 23 rows or 6 in a block, two or four warps a group of 3 rows."""
     for rows, chunk, halvings in ((3000, 23, 1), (750, 6, 2)):
-        assert narrow_head_partials(rows, 512, 10, np.float32, 132) == (132, 5664)
-        shape = narrow_head_shape(rows, 512, 10, np.float32, 132)
+        assert fused_classifier_partials(rows, 512, 10, np.float32, 132) == (132, 5664)
+        shape = fused_classifier_shape(rows, 512, 10, np.float32, 132)
         assert (shape.classes, shape.threads, shape.rows, shape.halvings) == (10, 512, chunk, halvings)
 
 
-def test_narrow_head_refuses():
+def test_fused_classifier_refuses():
     small, large = 48 << 10, 227 << 10
-    assert narrow_head_fits(512, 10, np.float32, small) and narrow_head_fits(1000, 10, np.float32, small)
-    assert not narrow_head_fits(4000, 10, np.float32, small) and narrow_head_fits(4000, 10, np.float32, large)
-    assert not narrow_head_fits(8, 33, np.float32, large)
+    assert fused_classifier_fits(512, 10, np.float32, small) and fused_classifier_fits(
+        1000, 10, np.float32, small
+    )
+    assert not fused_classifier_fits(4000, 10, np.float32, small) and fused_classifier_fits(
+        4000, 10, np.float32, large
+    )
+    assert not fused_classifier_fits(8, 33, np.float32, large)
 
 
+@pytest.mark.parametrize("optimiser", [Sgd(), Adam()])
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
 @pytest.mark.parametrize(
     "gemm, dtype",
     [("tiled", np.float32), ("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)],
 )
-def test_required_are_declared(dtype, activation, pixel, gemm):
-    kernels = Kernels(NO_KERNELS, dtype, gemm)
-    for file, constants in required(kernels, activation, "sigmoid", 12, pixel, exchange="device"):
-        assert_declared(file, constants)
+def test_what_a_step_loads_is_declared(dtype, activation, pixel, gemm, optimiser):
+    """So `make kernels` compiles it. A fused output layer, and one that is too wide for that."""
+    for classes in (12, 40):
+        kernels = on_null(dtype, gemm)
+        driver = kernels.driver
+        network = Network.dense((784, 512, 70, classes), activation, "sigmoid")
+        model = RankModel(driver, Shard.alone(network), Numbers(np.dtype(dtype).name, kernels), 100)
+        training = TrainingArrays(model, optimiser, ("local", "local"))
+        loss = training.gradients["loss"]
+        update = training.update(LossRing(loss, array_of(driver, 9, loss.dtype), array_of(driver, 1, "i4")))
+        ready = Ready(array_of(driver, (100, 784), pixel), array_of(driver, 100, "i4"))
+        gathered = Gathered(
+            *vars(ready).values(), array_of(driver, 100, "i4"), cursor(2, driver), ready.labels
+        )
+        lists = [
+            model.forward(ready, 100),
+            training.step(gathered, 100),
+            update.operations(*(panel.bucket for panel in training.panels), ends_step=True),
+            [skip_batch(gathered.cursor)],
+        ]
+        for operation in (item for items in lists for item in items if isinstance(item, Operation)):
+            operation.on_device(kernels)
+        assert_declared(kernels, least=6)
+
+
+@pytest.mark.parametrize("optimiser", [Sgd(), Adam(), None])
+@pytest.mark.parametrize("group", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_exchanges_over_peer_memory_load_is_declared(dtype, group, optimiser):
+    kernels = on_null(dtype, "tiled")
+    driver, size = kernels.driver, 64
+    flat = [array_of(driver, size, dtype) for _ in range(2)]
+    update = NoUpdate()
+    if optimiser is not None:
+        states = {name: array_of(driver, size, dtype) for name in optimiser.states}
+        clock = array_of(driver, optimiser.clock, "f8")
+        arrays = UpdateArrays(optimiser, *flat, states, clock)
+        update = SimpleNamespace(
+            for_peers=lambda peers: arrays.for_peers(kernels, [Segment(*b, 0) for b in peers.buckets], None),
+            bind_end=lambda: nothing,
+        )
+    slots = array_of(driver, 2, "i4")
+    mine = shares([Bucket(0, size)], group)
+    peers = Peers(flat[1], 0, group, mine, "comm/peer", [flat[:1] * group], slots, 0, 32)
+    for name in ("sum_update_spread", "update_spread"):
+        bind_update(name, peers, update)
+    bind_shard_sums(peers, update)
+    flags = replace(peers, file="comm/peer_flags", memory=[flat[:1] * group] * 3)
+    bind_update("sum_update_spread", flags, update)
+    assert_declared(kernels, least=2)
 
 
 @pytest.mark.parametrize("group", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_kernels_that_move_matrices_are_declared(dtype, group):
-    kernels = Kernels(NO_KERNELS, dtype, "tiled")
-    arguments = kernels, "tanh", "softmax", 12, np.uint8
-    plain = required(*arguments)
-    for way, own in (("host", ["packing"]), ("device", ["packing", "exchange"]), ("peer", ["moves"])):
-        more = [each for each in required(*arguments, moves=way, group=group) if each not in plain]
-        assert [file for file, _ in more] == own
-        for each in more:
-            assert_declared(*each)
+def test_what_moves_matrices_is_declared(dtype, group):
+    dtype, kernels = np.dtype(dtype), on_null(dtype, "tiled")
+    for file, constants in (
+        packing.kernel_file(dtype),
+        redistribute_peer.kernel_file(dtype, group),
+        device.kernel_file(dtype),
+    ):
+        assert declares(file, constants), file
+        kernels.library.source(file, constants)
 
 
-def assert_declared(file, constants):
+def on_null(dtype, gemm, architecture="sm_90a"):
+    """Kernels on a device that is not there."""
+    driver = NullDriver(DeviceProperties("null", architecture, 132, 227 << 10))
+    return Kernels(KernelLibrary(driver), dtype, gemm)
+
+
+def array_of(driver, shape, dtype):
+    return DeviceArray.empty(driver, (shape,) if isinstance(shape, int) else shape, dtype)
+
+
+def assert_declared(kernels, least):
+    """Each source that was loaded is a file under constants that it declares; so many files or more."""
+    files = set()
+    for source in kernels.driver.sources:
+        given = dict(re.findall(r"^#define (\w+) (\S+)$", source.split("#line", 1)[0], re.MULTILINE))
+        file = re.search(r'^#line 1 "(.*)\.cu"$', source, re.MULTILINE)[1]
+        assert declares(Path(file).relative_to(KERNELS), given), (file, given)
+        assert "sm_90a" in (architectures(source) or ["sm_90a"])
+        files.add(file)
+    assert len(files) >= least
+
+
+def declares(file, constants):
     declared = all_constants((KERNELS / f"{file}.cu").read_text())
-    assert {name: str(value) for name, value in constants.items()} in declared
+    return {name: str(value) for name, value in constants.items()} in declared
 
 
 def test_unknown_gemm():
     with pytest.raises(ValueError, match="wgmma, not 'fast'"):
-        Kernels(NO_KERNELS, np.float32, "fast")
+        on_null(np.float32, "fast")
 
 
-def narrow_head(kernels, classes=3, **changed):
+def product(*shapes, epilogue=PLAIN, **transposed):
+    return lambda kernels: gemm(
+        kernels, Product(*(array(*shape) for shape in shapes), **transposed), epilogue
+    )
+
+
+def fused_classifier(classes=3, partials=None, **changed):
     """A launch for 2 x 5 activations, but for what is changed."""
     arrays = {
         "A": array(2, 5),
         "W": array(classes, 5),
         "b": array(classes),
-        "labels": array(2),
-        "partials": array(1, 64 if classes == 3 else 320),
+        "labels": array(2, dtype=np.int32),
+        "dZ": array(2, 5),
         "dW": array(classes, 5),
         "db": array(classes),
         "db_hidden": array(5),
-        "loss": array(1),
-        "dZ": array(2, 5),
+        "loss_sum": array(1),
     }
-    return kernels.narrow_head.bind("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
+    end = FusedClassifier("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
+    return lambda kernels: end.bind(kernels, partials or array(1, 64 if classes == 3 else 320))
+
+
+def components(count, rows, columns):
+    """So many of a matrix."""
+    ld = -(-columns // 64) * 64
+    return Components(array(count * rows * ld, dtype=np.uint16), count, rows, columns, ld, rows * ld)
+
+
+def update(size, gradients, state, *segments):
+    """Of so many parameters."""
+    arrays = UpdateArrays(Sgd(), array(size), array(gradients), {"v": array(state)}, None)
+    return Update(arrays, segments).on_device
+
+
+def gather(images, labels, state, rows, columns, batch_labels):
+    work = GatherBatch(
+        array(*images),
+        array(labels),
+        array(9),
+        cursor(state),
+        array(rows, columns),
+        array(batch_labels),
+        255.0,
+    )
+    return work.on_device
+
+
+def keep_loss(loss, place):
+    ring = LossRing(array(loss), array(9), array(place))
+    return EndStep(UpdateArrays(Sgd(), array(1), array(1), {"v": array(1)}, None), ring).on_device
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda k: k.gemm(array(2, 3), array(2, 4), array(5, 3)),
-        lambda k: k.gemm(array(2, 3), array(2, 4), array(4, 3), transpose_a=True),
-        lambda k: k.gemm(array(3, 2), array(2, 4), array(4, 3)),
-        lambda k: k.gemm(array(2, 3), array(2, 4), array(4, 3), C=array(3, 2)),
-        lambda k: k.bias_activation(array(2, 3), array(2), array(2, 3), "tanh"),
-        lambda k: k.bias_activation(array(2, 3), array(3), array(3, 2), "tanh"),
-        lambda k: k.bias_activation(array(2, 3, ld=4), array(3), array(2, 3), "tanh"),
-        lambda k: k.activation_backward(array(2, 3), array(2, 3), array(2, 4), "tanh"),
-        lambda k: k.head("softmax", array(2, 3), array(2), array(2), array(2, 3), array(2), 1.0),
-        lambda k: k.head("softmax", array(2, 3), array(3), array(3), array(2, 3), array(2), 1.0),
-        lambda k: narrow_head(k, W=array(3, 4)),
-        lambda k: narrow_head(k, A=array(2, 5, ld=8)),
-        lambda k: narrow_head(k, labels=array(3)),
-        lambda k: narrow_head(k, dW=array(5, 3)),
-        lambda k: narrow_head(k, db_hidden=array(3)),
-        lambda k: narrow_head(k, partials=array(1, 32)),
-        lambda k: narrow_head(k, dZ=None),
-        lambda k: narrow_head(k, dZ=array(2, 6)),
-        lambda k: narrow_head(k, dZ=None, terms=array(2, 8)),
-        lambda k: narrow_head(k, dZ=None, terms=array(3, 64)),
-        lambda k: narrow_head(k, dZ=None, terms=array(8, 64)),
-        lambda k: narrow_head(k, terms=array(6, 64)),
-        lambda k: narrow_head(k, classes=33),
-        lambda k: k.column_sums(array(2, 3), array(2)),
-        lambda k: k.column_sums(array(6), array(6)),
-        lambda k: k.sgd(Descent(array(6), array(5), None, [Stretch(0, 5, 0)], 1.0, 0.0, 0.0)),
-        lambda k: k.sgd(Descent(array(6), array(6), array(5), [Stretch(0, 6, 0)], 1.0, 0.0, 0.0)),
-        lambda k: k.sgd(
-            Descent(array(6), array(6), None, [Stretch(0, 3, 0), Stretch(4, 3, 0)], 1.0, 0.0, 0.0)
-        ),
-        lambda k: k.scale_pixels(array(2, 3), array(3, 3), 255.0),
-        lambda k: k.scale_pixels(array(4, 4), array(3, 3), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 2), array(9), place(2), array(3, 3), array(3), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 3), array(9), place(2), array(3, 3), array(4), 255.0),
-        lambda k: k.gather_batch(*set_of(4, 3), array(9), place(1), array(3, 3), array(3), 255.0),
-        lambda k: k.gather_batch(array(4, 3), array(5), array(9), place(2), array(3, 3), array(3), 255.0),
-        lambda k: k.keep_loss(LossRing(array(2), array(9), array(1))),
-        lambda k: k.keep_loss(LossRing(array(1), array(9), array(2))),
+        product((2, 3), (2, 4), (5, 3)),
+        product((2, 3), (2, 4), (4, 3), transpose_a=True),
+        product((3, 2), (2, 4), (4, 3)),
+        product((2, 3), (2, 4), (4, 3), epilogue=Epilogue(C=array(3, 2))),
+        lambda k: bias_activation(k, array(2, 3), array(2), array(2, 3), "tanh"),
+        lambda k: bias_activation(k, array(2, 3), array(3), array(3, 2), "tanh"),
+        lambda k: bias_activation(k, array(2, 3, ld=4), array(3), array(2, 3), "tanh"),
+        lambda k: activation_backward(k, array(2, 3), array(2, 3), array(2, 4), "tanh"),
+        Head("softmax", array(2, 3), array(2), array(2), array(2), 1.0).on_device,
+        Head("softmax", array(2, 3), array(3), array(3), array(2), 1.0).on_device,
+        Head("softmax", array(2, 3), array(3), array(2), array(3), 1.0).on_device,
+        Head("softmax", array(2, 3, ld=4), array(3), array(2), array(2), 1.0).on_device,
+        fused_classifier(W=array(3, 4)),
+        fused_classifier(A=array(2, 5, ld=8)),
+        fused_classifier(labels=array(3)),
+        fused_classifier(dW=array(5, 3)),
+        fused_classifier(db_hidden=array(3)),
+        fused_classifier(loss_sum=array(2)),
+        fused_classifier(partials=array(1, 32)),
+        fused_classifier(dZ=array(2, 6)),
+        fused_classifier(components=components(1, 2, 4)),
+        fused_classifier(components=components(1, 3, 5)),
+        fused_classifier(components=components(4, 2, 5)),
+        fused_classifier(classes=33),
+        ColumnSums(array(2, 3), array(2)).on_device,
+        ColumnSums(array(6), array(6)).on_device,
+        update(6, 5, 6, Segment(0, 5, 0)),
+        update(6, 6, 5, Segment(0, 6, 0)),
+        update(6, 6, 6, Segment(0, 3, 0), Segment(4, 3, 0)),
+        ScalePixels(array(2, 3), array(3, 3), 255.0).on_device,
+        ScalePixels(array(4, 4), array(3, 3), 255.0).on_device,
+        gather((4, 2), 4, 2, 3, 3, 3),
+        gather((4, 3), 4, 2, 3, 3, 4),
+        gather((4, 3), 4, 1, 3, 3, 3),
+        gather((4, 3), 5, 2, 3, 3, 3),
+        keep_loss(2, 1),
+        keep_loss(1, 2),
     ],
 )
 def test_shapes_that_do_not_fit(call):
     with pytest.raises(ValueError, match=r"\(\d+,"):
-        call(Kernels(NO_KERNELS, np.float32))
+        call(on_null(np.float32, "tiled"))
+
+
+def test_components_are_of_float32():
+    end = fused_classifier(components=components(1, 2, 5))
+    with pytest.raises(ValueError, match="float32 only"):
+        end(on_null(np.float64, "tiled"))
+    end(on_null(np.float32, "tiled"))
+
+
+def test_a_plain_version_has_no_bias_and_no_activation():
+    for epilogue in (Epilogue(bias=array(4)), Epilogue(activation="tanh")):
+        with pytest.raises(ValueError, match="tiled adds no bias and has no activation"):
+            product((2, 4), (2, 3), (3, 4), epilogue=epilogue)(on_null(np.float32, "tiled"))

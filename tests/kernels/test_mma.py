@@ -1,4 +1,4 @@
-"""gemm_mma.cu: the device functions of mma.cuh one by one, products against float64, the choice of tiles.
+"""gemm/mma.cu: the device functions of gemm/mma.cuh one by one, products against float64, tilings.
 
 On a GPU these tests run the instructions, on the emulated device their twins.
 """
@@ -10,9 +10,10 @@ import itertools
 import numpy as np
 import pytest
 
-from nn.gemm_versions import fastest_gemm, runs_gemm, version_for
-from nn.launches import Kernels
-from nn.mma import Mma, MmaTiling, choose_mma_tiling, has_mma
+from nn.launch.gemm.mma import MmaTiling, bind_mma, choose_mma_tiling, has_mma
+from nn.launch.gemm.product import Epilogue, Product
+from nn.launch.gemm.versions import fastest_gemm, runs_gemm, version_for
+from nn.launch.kernels import Kernels
 from pyrt.kernels import KERNELS, KernelLibrary
 
 A100 = {"multiprocessors": 108, "shared_memory": 163 << 10}
@@ -20,7 +21,7 @@ A100 = {"multiprocessors": 108, "shared_memory": 163 << 10}
 SOURCE = r"""
 // constants: REAL=float
 #include "common.cuh"
-#include "mma.cuh"
+#include "gemm/mma.cuh"
 
 // D (16 x 8) += A (16 x 8) B (8 x 8), twice.
 extern "C" __global__ void fragments(const real *A, const real *B, real *D)
@@ -74,14 +75,14 @@ def mine(driver, tmp_path_factory):
 def mma(request, library):
     if not has_mma(library.driver.architecture):
         pytest.skip("needs the tensor cores of sm_80")
-    return Mma(library, request.param)
+    return Kernels(library, np.float32, "mma", request.param)
 
 
 @pytest.fixture
 def exact(library):
     if not has_mma(library.driver.architecture):
         pytest.skip("needs the tensor cores of sm_80")
-    return Mma(library, "float32")
+    return Kernels(library, np.float32, "mma")
 
 
 @pytest.fixture
@@ -89,9 +90,13 @@ def cut(monkeypatch):
     """Makes all products be cut like this."""
 
     def use(*tiling):
-        monkeypatch.setattr("nn.mma.choose_mma_tiling", lambda *sizes: MmaTiling(*tiling))
+        monkeypatch.setattr("nn.launch.gemm.mma.choose_mma_tiling", lambda *sizes: MmaTiling(*tiling))
 
     return use
+
+
+def multiply(mma, D, A, B, transpose_a=False, transpose_b=False, sums=None, **epilogue):
+    return bind_mma(mma, Product(D, A, B, transpose_a, transpose_b), Epilogue(**epilogue), sums)
 
 
 def normal(rng, *shape):
@@ -103,15 +108,16 @@ def tf32(x):
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def check(D, a, b, terms, beyond=0.0):
+def check(D, a, b, components, beyond=0.0):
     """D = a b + beyond, a and b as they are multiplied, float64.
 
-    Of each product 2^-22 is left out with two terms, 2^-11 of each of its numbers with one; sums of float32
-    add a few roundings of what they reach, those of tensor cores toward zero 2^-23 for each 8 along k.
+    Of each product 2^-22 is left out with two components, 2^-11 of each of its numbers with one. Sums of
+    float32 add a few roundings of what they reach, those of tensor cores, toward zero, 2^-23 for each 8 along
+    k.
     """
     magnitude = np.abs(a) @ np.abs(b)
     steps = a.shape[1] / 8
-    allowed = 2.0**-20 + 2.0**-23 * np.sqrt(a.shape[1]) if terms == 2 else 2.0**-10 + 2.0**-23 * steps
+    allowed = 2.0**-20 + 2.0**-23 * np.sqrt(a.shape[1]) if components == 2 else 2.0**-10 + 2.0**-23 * steps
     allowed = allowed * magnitude + 2.0**-22 * np.abs(beyond)
     difference = np.abs(D - (a @ b + beyond))
     assert np.all(difference <= allowed), (difference - allowed).max()
@@ -162,10 +168,10 @@ def test_views_with_odd_leading_dimensions(mma, device, rng, cut, transpose_a, t
             view, (a.T if transpose_a else a, b.T if transpose_b else b, c, np.full((M, N), np.nan, "f4"))
         )
         sums = device.poisoned(M, "f4")
-        device.run(*mma.multiply(D, A, B, transpose_a, transpose_b, 0.5, -2.0, C, sums=sums))
+        device.run(multiply(mma, D, A, B, transpose_a, transpose_b, sums, alpha=0.5, beta=-2.0, C=C))
         result = whole.to_host()
         a, b = a.astype("f8"), b.astype("f8")
-        check(result[:, first : first + N], 0.5 * a, b, mma.terms, -2.0 * c)
+        check(result[:, first : first + N], 0.5 * a, b, mma.mma_components, -2.0 * c)
         assert np.isnan(result).sum() == result.size - M * N
         np.testing.assert_allclose(
             sums.to_host(), a.sum(axis=1), rtol=0, atol=2.0**-22 * np.abs(a).sum(axis=1).max()
@@ -181,9 +187,9 @@ def test_parts_of_k_are_added_and_the_same_bits_come_twice(mma, device, rng, cut
     A, B = device.array(a.T if transpose_a else a), device.array(b.T if transpose_b else b)
     results = [(device.poisoned((M, N), "f4"), device.poisoned(M, "f4")) for _ in range(2)]
     for D, sums in results:
-        device.run(*mma.multiply(D, A, B, transpose_a, transpose_b, sums=sums))
+        device.run(multiply(mma, D, A, B, transpose_a, transpose_b, sums=sums))
     (D, sums), (D_again, sums_again) = ([array.to_host() for array in result] for result in results)
-    check(D, a.astype("f8"), b.astype("f8"), mma.terms)
+    check(D, a.astype("f8"), b.astype("f8"), mma.mma_components)
     np.testing.assert_allclose(sums, a.sum(axis=1, dtype="f8"), rtol=0, atol=1e-5)
     assert D.tobytes() == D_again.tobytes() and sums.tobytes() == sums_again.tobytes()
 
@@ -196,7 +202,7 @@ def test_bias_and_activation(exact, device, rng, cut, activation, parts):
     D = device.poisoned((35, 67), "f4")
     A, B = device.array(a), device.array(b)
     device.run(
-        *exact.multiply(D, A, B, transpose_b=True, alpha=0.1, bias=device.array(bias), activation=activation)
+        multiply(exact, D, A, B, transpose_b=True, alpha=0.1, bias=device.array(bias), activation=activation)
     )
     z = 0.1 * a.astype("f8") @ b.T.astype("f8") + bias
     f = {"identity": lambda z: z, "sigmoid": lambda z: 1 / (1 + np.exp(-z)), "tanh": np.tanh}
@@ -206,7 +212,7 @@ def test_bias_and_activation(exact, device, rng, cut, activation, parts):
 
 def relative_error(mma, device, a, b):
     D = device.poisoned((len(a), len(b)), "f4")
-    device.run(*mma.multiply(D, device.array(a), device.array(b), transpose_b=True))
+    device.run(multiply(mma, D, device.array(a), device.array(b), transpose_b=True))
     expected = a.astype("f8") @ b.T.astype("f8")
     return np.abs(D.to_host() - expected).max() / np.abs(expected).max()
 
@@ -217,9 +223,9 @@ def test_accuracy(mma, device, rng, cut, positive):
     cut(64, 64, 1)
     a, b = ((rng.random((9, 2000)) if positive else normal(rng, 9, 2000)).astype("f4") for _ in range(2))
     error = relative_error(mma, device, a, b)
-    if mma.terms == 2:
+    if mma.mma_components == 2:
         assert error < 6e-7
-    else:  # more accurate than it claims would mean that terms are multiplied that nobody asked for
+    else:  # more accurate than it claims would mean that components are multiplied that nobody asked for
         assert 1e-6 < error < (1e-4 if positive else 5e-4)
 
 
@@ -232,11 +238,11 @@ def test_what_is_not_finite_shows(mma, device, rng, cut):
     a[6], b[:, 0] = 0, 1
     a[6, 0] = 3.4e38
     D = device.poisoned((8, 5), "f4")
-    device.run(*mma.multiply(D, device.array(a), device.array(b), transpose_b=True))
+    device.run(multiply(mma, D, device.array(a), device.array(b), transpose_b=True))
     D = D.to_host()
     assert not np.isfinite(D[:6]).any() and np.isfinite(D[6:]).all()
     assert np.isnan(D[[0, 3, 4]]).all()  # the bits of the next one say NaN in the last alone
-    np.testing.assert_allclose(D[6], 3.4e38, rtol=1e-6 if mma.terms == 2 else 1e-3)
+    np.testing.assert_allclose(D[6], 3.4e38, rtol=1e-6 if mma.mma_components == 2 else 1e-3)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -247,28 +253,34 @@ def test_nothing_along_k(mma, device, cut, parts):
     C = device.array(np.full((5, 3), 2, "f4"))
     for beta, expected in ((0.0, 0), (0.5, 1)):
         D, sums = device.poisoned((5, 3), "f4"), device.poisoned(5, "f4")
-        device.run(*mma.multiply(D, A, B, transpose_a=True, beta=beta, C=C, sums=sums))
+        device.run(multiply(mma, D, A, B, transpose_a=True, beta=beta, C=C, sums=sums))
         assert np.all(D.to_host() == expected) and np.all(sums.to_host() == 0)
 
 
 def test_shapes_that_do_not_fit(exact, device):
     A, B, D = (device.poisoned(shape, "f4") for shape in ((3, 4), (5, 4), (3, 5)))
     for arguments, words in (
-        ({"D": D, "A": A, "B": B}, "K differs: 4 and 5"),
+        ({"D": D, "A": A, "B": B}, r"A \(3, 4\), B \(5, 4\)"),
         ({"D": B, "A": A, "B": B, "transpose_b": True}, r"D \(5, 4\)"),
-        ({"D": D, "A": A, "B": B, "transpose_b": True, "C": A}, "C is not"),
-        ({"D": D, "A": A, "B": B, "transpose_b": True, "bias": device.poisoned(3, "f4")}, r"bias \(3,\)"),
-        ({"D": D, "A": A, "B": B, "transpose_b": True, "sums": device.poisoned(5, "f4")}, r"sums \(5,\)"),
+        ({"D": D, "A": A, "B": B, "transpose_b": True, "C": A}, r"C \(3, 4\) is not \(3, 5\)"),
+        (
+            {"D": D, "A": A, "B": B, "transpose_b": True, "bias": device.poisoned(3, "f4")},
+            r"bias \(3,\) is not \(5,\)",
+        ),
+        (
+            {"D": D, "A": A, "B": B, "transpose_b": True, "sums": device.poisoned(5, "f4")},
+            r"sums \(5,\) is not \(3,\)",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
-            exact.multiply(**arguments)
+            multiply(exact, **arguments)
 
 
 class TestChoice:
     def test_every_cut_fits_and_covers(self):
         for M, N, K in itertools.product([0, 1, 64, 750, 4096, 60000], repeat=3):
-            for terms, shared in itertools.product((1, 2), (64 << 10, 99 << 10, 227 << 10)):
-                tiling = choose_mma_tiling(M, N, K, terms, 108, shared)
+            for components, shared in itertools.product((1, 2), (64 << 10, 99 << 10, 227 << 10)):
+                tiling = choose_mma_tiling(M, N, K, components, 108, shared)
                 assert tiling.shared <= shared and 1 <= tiling.parts <= max(1, -(-K // 32))
                 assert (tiling.rows, tiling.threads) in ((64, 128), (128, 256))
 
@@ -321,7 +333,8 @@ def test_version_of_a_size(version, sizes, math, expected):
     assert version_for(version, *sizes, math) == expected
 
 
-def test_math_is_the_number_of_terms(library):
-    assert [Kernels(library, np.float32, "mma", math).mma.terms for math in ("float32", "tf32")] == [2, 1]
+def test_math_is_the_number_of_components(library):
+    components = [Kernels(library, np.float32, "mma", math).mma_components for math in ("float32", "tf32")]
+    assert components == [2, 1]
     with pytest.raises(ValueError, match="math of mma is float32, tf32, not 'bf16'"):
         Kernels(library, np.float32, "mma", "bf16")

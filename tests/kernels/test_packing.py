@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pyrt.memory import DeviceArray
-from pyrt.moves.packing import Packing, bind_kernel
-from pyrt.moves.strips import FOUR
-from pyrt.regions import Region
+from pyrt.arrays import DeviceArray
+from pyrt.redistribute.packing import Packing, bind_kernel
+from pyrt.redistribute.regions import Region
+from pyrt.redistribute.slices import VEC4
 
 CASES = {
     # rows and columns of the memory, the columns that the matrix has of it, parts of the matrix
@@ -31,7 +31,7 @@ def test_packing_and_unpacking(driver, dtype, case):
     matrix = memory.columns(*columns)
     packing = Packing.of(matrix, parts)
     assert not packing.is_array
-    assert all(start % FOUR == 0 for start in packing.starts)
+    assert all(start % VEC4 == 0 for start in packing.starts)
     packed = DeviceArray.from_host(driver, np.full(packing.size, np.nan, dtype))
     stream = driver.create_stream()
     bind_kernel("pack", matrix, packing, packed)(stream)

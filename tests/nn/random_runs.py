@@ -1,7 +1,7 @@
 """Random whole runs: plans of every mix, grids, exchanges, devices, uneven widths, batches below the ranks.
 
-Each is compared with the NumPy reference in float64: parameters, momentum in its checkpoint, the loss of each
-epoch. Then it is broken off after some step and resumed: it ends with the same bits.
+Each is compared with the NumPy reference in float64: parameters, the optimiser's states in its checkpoint,
+the loss of each epoch. Then it is broken off after some step and resumed: it ends with the same bits.
 
 One by its number, on any number of ranks: mpirun -n 3 python -m tests.nn.random_runs 17 [--device emulated]
 """
@@ -17,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from nn import check, reference
+from nn.app.load import load, problem_of
+from nn.app.options import Options
+from nn.app.report import Report
+from nn.app.run import run
 from nn.checkpoints import files
 from nn.checkpoints.stopping import Stopping
-from nn.held_out import SPLITS as VAL_SPLITS
-from nn.held_out import TAIL
-from nn.network import ACTIVATIONS, HEADS
-from nn.options import Options
-from nn.plan import SAMPLES, SPLITS
-from nn.problem import Problem, load
-from nn.report import Report
-from nn.run import run
+from nn.input.validation_split import SPLITS as VAL_SPLITS
+from nn.input.validation_split import TAIL
+from nn.model import reference
+from nn.model.network import ACTIVATIONS, LOSSES
+from nn.optimisers import OPTIMISERS
+from nn.parallel.plan import SAMPLES, SPLITS
+from nn.train import check
 from pyrt.job import Job
 from pyrt.job import run as run_job
 
@@ -68,7 +70,7 @@ class RandomRun:
         options = Options(
             hidden=hidden,
             activation=str(rng.choice(ACTIVATIONS)),
-            head=str(rng.choice(HEADS)),
+            head=str(rng.choice(list(LOSSES))),
             reg=float(rng.choice([0.0, 0.01])),
             batch=int(rng.integers(1, 14)),
             samples=int(rng.integers(1, 30)),
@@ -90,7 +92,12 @@ class RandomRun:
         )
         steps = 2 * -(-(options.samples or 0) // options.batch)
         plan = {"grid": [ranks // shards, shards], "layers": splits}
-        return cls(number, ranks, device, options, plan, int(rng.integers(1, steps + 1)))
+        stop = int(rng.integers(1, steps + 1))
+        options = dataclasses.replace(options, optimiser=str(rng.choice(list(OPTIMISERS))))
+        if options.optimiser == "adam":  # whose steps are as long as its rate, however small gradients are
+            small = 1e-8 if options.dtype == "float64" else 1e-3  # not the rounding of one that is 0
+            options = dataclasses.replace(options, lr=0.05 * options.lr, eps=small, beta2=0.9)
+        return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:
         """The command that makes it again, and what it is."""
@@ -115,7 +122,8 @@ class RandomRun:
         kept, again = (files.load(newest(folder / name)) for name in ("whole", "broken"))
         self._check_against_the_reference(options, kept, whole)
         assert bits(again.parameters) == bits(kept.parameters), "resumed: other parameters"
-        assert bits(again.velocity) == bits(kept.velocity), "resumed: other momentum"
+        states = ({name: bits(arrays) for name, arrays in one.states.items()} for one in (again, kept))
+        assert next(states) == next(states), "resumed: other states of the optimiser"
         losses, others = ([epoch.loss for epoch in report.epochs] for report in (whole, resumed))
         assert losses == others, "resumed: other losses"
 
@@ -161,11 +169,12 @@ class RandomRun:
         return report
 
     def _check_against_the_reference(self, options: Options, kept: files.Checkpoint, report: Report) -> None:
-        parameters, velocity, losses = trained(Problem.of(options, load(options)[0]))
+        parameters, states, losses = trained(options)
         tolerance = TOLERANCE[options.dtype]
         pairs = [(name, kept.parameters[name], parameters[name]) for name in parameters]
-        if options.momentum:
-            pairs += [(f"v_{name}", kept.velocity[name], velocity[name]) for name in velocity]
+        assert list(kept.states) == list(options.make_optimiser().states)
+        for state, arrays in kept.states.items():
+            pairs += [(f"{state}_{name}", array, states[state][name]) for name, array in arrays.items()]
         off = {name: check.difference(name, array, truth).max_norm for name, array, truth in pairs}
         assert all(difference <= tolerance for difference in off.values()), off
         np.testing.assert_allclose(
@@ -173,24 +182,33 @@ class RandomRun:
         )
 
 
-def trained(problem: Problem) -> tuple[Arrays, Arrays, list[float]]:
-    """Train the reference in float64: its parameters, momentum, and mean loss of each epoch."""
-    options, schedule = problem.options, problem.schedule
+def trained(options: Options) -> tuple[Arrays, dict[str, Arrays], list[float]]:
+    """Train the reference in float64: its parameters, averages m and v, and mean loss of each epoch.
+
+    With momentum v is the velocity.
+    """
+    problem = problem_of(options, load(options)[0])
+    network, schedule = problem.network, problem.schedule
     assert options.init is not None
     with np.load(options.init) as file:
         parameters = {name: file[name].astype(options.dtype).astype(np.float64) for name in file.files}
-    velocity = {name: np.zeros_like(array) for name, array in parameters.items()}
+    m, v = ({name: np.zeros_like(array) for name, array in parameters.items()} for _ in range(2))
     losses = [0.0] * options.epochs
     for step, (X, labels) in enumerate(check.batches(problem)):
-        _, Z = reference.forward(parameters, X, options.activation)
+        _, Z = reference.forward(parameters, X, network)
         losses[schedule.epoch(step)] += reference.losses(Z, labels, options.head).sum() / schedule.samples
-        _, gradients = reference.cost_and_gradients(
-            parameters, X, labels, options.activation, options.head, options.reg
-        )
+        _, gradients = reference.cost_and_gradients(parameters, X, labels, network, options.reg)
         for name, gradient in gradients.items():
-            velocity[name] = options.momentum * velocity[name] + gradient
-            parameters[name] = parameters[name] - options.lr * velocity[name]
-    return parameters, velocity, losses
+            if options.optimiser == "sgd":
+                v[name] = options.momentum * v[name] + gradient
+                parameters[name] = parameters[name] - options.lr * v[name]
+                continue
+            m[name] += (1 - options.beta1) * (gradient - m[name])
+            v[name] += (1 - options.beta2) * (gradient**2 - v[name])
+            mean = m[name] / (1 - options.beta1 ** (step + 1))
+            square = v[name] / (1 - options.beta2 ** (step + 1))
+            parameters[name] = parameters[name] - options.lr * mean / (np.sqrt(square) + options.eps)
+    return parameters, {"m": m, "v": v}, losses
 
 
 def newest(folder: Path) -> Path:

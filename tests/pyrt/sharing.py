@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
-from pyrt.memory import DeviceArray
 
 N = 1000
 

@@ -38,7 +38,7 @@ def test_a_limit_on_open_files_is_no_broken_compiler_and_no_bad_folder(tmp_path:
             compile._run(["true"], "fails")
         with pytest.raises(UserError, match=TOO_FEW), cache.new_folder(tmp_path / "folder"):
             pass
-        with pytest.raises(AgreedError, match=TOO_FEW), job.together():
+        with pytest.raises(AgreedError, match=TOO_FEW), job.agree():
             (tmp_path / "file").touch()
         obstacle = cache._obstacle(tmp_path / "kernels")
         with pytest.raises(OSError) as caught:  # which has no number

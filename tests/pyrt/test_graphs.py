@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.graphs import Recorder
 from pyrt.kernels import KernelLibrary, Launch
-from pyrt.memory import DeviceArray
 from pyrt.phases import Phases, PhaseTimes
 
 KERNELS = """

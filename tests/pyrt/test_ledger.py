@@ -2,10 +2,10 @@
 
 import pytest
 
+from pyrt.arrays import pinned
 from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.ledger import OTHER, Row
-from pyrt.memory import pinned
 
 
 def taken(counter):

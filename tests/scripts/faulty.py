@@ -11,13 +11,13 @@ import train
 from pyrt.job import Job, run
 
 PLACES = {
-    "between steps": ("nn.training", "Training", "_check"),
+    "between steps": ("nn.train.training", "Training", "_check"),
     "host exchange": ("pyrt.exchange.host", "HostExchange", "finish"),
     "device exchange": ("pyrt.exchange.device", "DeviceExchange", "finish"),
     "hierarchical exchange": ("pyrt.exchange.hierarchical", "HierarchicalExchange", "finish"),
     "peer capture": ("pyrt.exchange.peer", "PeerExchange", "finish"),
-    "move": ("pyrt.moves.staged", "StagedMove", "finish"),
-    "helper": ("nn.feed", "Feed", "_take"),
+    "move": ("pyrt.redistribute.staged", "StagedMove", "finish"),
+    "helper": ("nn.input.upload_queue", "UploadQueue", "_take"),
     "writer": ("nn.checkpoints.folder", "Folder", "add"),
 }
 

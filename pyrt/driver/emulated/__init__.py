@@ -1,7 +1,8 @@
 """The emulated device: the very same ``.cu`` kernels compiled for the CPU, behind the driver protocol.
 
 For tests, and for writing kernels where there is no GPU. Device memory is host memory that nobody above the
-driver can look into; streams are threads; kernels run on all cores. docs/emulated.md says what it promises.
+driver can look into, unless pyrt/interop.py gives it away; streams are threads; kernels run on all cores.
+docs/explain/emulated.md says what it promises.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 from pyrt.driver import TENSOR_MAP_BYTES, Shape3
 from pyrt.driver.emulated import compile, sharing
 from pyrt.driver.emulated.graphs import Capture
+from pyrt.driver.emulated.handles import Event, Recording, Stream, Work
 from pyrt.driver.emulated.runtime import SHARED_MEMORY, DeviceError, Function, Runtime, require_valid
-from pyrt.driver.emulated.streams import Event, Stream, Uses, Work, Workers
+from pyrt.driver.emulated.streams import Uses, Workers
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
 from pyrt.ledger import Ledger
@@ -46,6 +48,7 @@ class EmulatedDriver:
     architecture = "emulated"
     has_kernels = True
     shared_memory = SHARED_MEMORY
+    dlpack_device: tuple[int, int] | None = (1, 0)
 
     def __init__(self, sanitize: bool = False, order_seed: int | None = None) -> None:
         self._sanitize = sanitize or os.environ.get(SANITIZE_VARIABLE, "") not in ("", "0")
@@ -60,7 +63,7 @@ class EmulatedDriver:
         self._dice = Random(order_seed) if order_seed is not None else None
         self._workers = Workers(self._report, self._dice)
         self._uses = Uses()
-        self._captures: set[Capture] = set()
+        self._captures: set[Recording] = set()
         self._lock = threading.Lock()
         self._error: Exception | None = None
 
@@ -289,7 +292,7 @@ class EmulatedDriver:
         strides: tuple[int, int, int],
         box: tuple[int, int, int, int],
     ) -> bytes:
-        # As TensorMap of kernels/tma.cuh.
+        # As TensorMap of kernels/gemm/tma.cuh.
         return struct.pack("P4q3q4ii", pointer, *sizes, *strides, *box, 2).ljust(TENSOR_MAP_BYTES, b"\0")
 
     def is_compiled(self, source: str, cache_dir: str) -> bool:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pyrt.cache import is_kept, kernel_folder, new_folder
 from pyrt.errors import UserError, out_of_files, shown
-from pyrt.kernel_signatures import launchable
+from pyrt.kernels.preprocess import COMMENT_OR_LITERAL
+from pyrt.kernels.signatures import launchable
 from pyrt.log import log
-from pyrt.preprocess import COMMENT_OR_LITERAL
 
 HERE = Path(__file__).resolve().parent
 NAMES = HERE / "cuda_names.h"
@@ -112,13 +112,13 @@ def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
 
 
 def _kernel_folder(text: str, cache_dir: str, checked: bool) -> Path:
-    """Where the compiled form of a translated source is kept."""
+    """Return the path of the compiled form of a translated source."""
     ours = "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
     return _folder(text + ours, *_kernel_flags(checked), Path(cache_dir))
 
 
 def _kernel_flags(checked: bool) -> tuple[list[str], list[str]]:
-    """Those of kernels alone, to compile and to link."""
+    """Return the flags of kernels alone, to compile and to link."""
     flags = ["-include", str(NAMES), "-I", str(_HEADERS), *(_checked_flags() if checked else [])]
     return flags, _CHECKED_LINK if checked else []
 
@@ -194,7 +194,7 @@ def _compile(files: list[Path], compiling: list[str], linking: list[str], folder
 
 
 def _run(command: list[str], failure: str) -> str:
-    """What the compiler prints. Raises UserError with its words: that it is a ``failure``."""
+    """Run the compiler; return what it prints. Raises UserError that begins with ``failure``."""
     try:
         # Ctrl-C is for the ranks alone: they may finish what they began, or end by themselves.
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", process_group=0)

@@ -8,24 +8,10 @@ within the capture order the lanes, as they would have ordered the streams.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
+from pyrt.driver.emulated.handles import Call, Event, Place, Stream
 from pyrt.driver.emulated.runtime import DeviceError
-from pyrt.driver.emulated.streams import Event, Stream
-
-Call = Callable[[Stream], None]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a capture an event was recorded."""
-
-    capture: Capture
-    event: Event
-    """Recorded there in each replay."""
-    past: dict[Stream, int]
-    """How much work of each stream lies before."""
 
 
 class Capture:

@@ -77,7 +77,7 @@ class Runtime:
             raise MemoryError(f"{nbytes} bytes of shared memory for the emulated device")
 
     def map_file(self, nbytes: int, file: int) -> int:
-        """What was moved into a file, to be freed like other memory; MemoryError for want of room."""
+        """Move an allocation into a file, to be freed like other memory; MemoryError without room."""
         pointer: int | None = self._library.emulated_map_file(ctypes.c_size_t(max(nbytes, 1)), file)
         if pointer is None:
             raise MemoryError(f"{nbytes} bytes for the emulated device")

@@ -1,4 +1,4 @@
-"""Streams and events of the emulated device: a stream is a thread that works through a queue.
+"""The threads behind the streams of the emulated device, each of which works through a queue.
 
 Work is done when its turn comes and not before, so that a missing synchronisation shows as wrong data.
 Copies and kernels run outside the interpreter lock, beside the host and each other.
@@ -9,74 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyrt.driver.emulated.graphs import Capture, Place
-
-Work = Callable[[], None]
-WorkQueue = queue.SimpleQueue[Work | None]
-
-
-class Mark:
-    """A place in a stream, and when it was passed."""
-
-    def __init__(self) -> None:
-        self._passed = threading.Event()
-        self.time = 0.0
-
-    def pass_by(self) -> None:
-        self.time = time.perf_counter()
-        self._passed.set()
-
-    @property
-    def passed(self) -> bool:
-        return self._passed.is_set()
-
-    def wait(self) -> None:
-        self._passed.wait()
-
-
-class Event:
-    """The latest place that was marked; at first one that everybody has passed.
-
-    ``place`` is that place where it lies in a capture, so that no stream will ever pass it.
-    """
-
-    def __init__(self) -> None:
-        self.mark = Mark()
-        self.mark.pass_by()
-        self.place: Place | None = None
-
-    def record(self, stream: Stream) -> None:
-        self.mark = stream.mark()
-        self.place = None
-
-    def wait(self, stream: Stream) -> None:
-        """Let the stream wait for the mark that is the latest now."""
-        stream.queue(self.mark.wait)
-
-
-class Stream:
-    """A place to queue work. Its worker ends once this handle is out of use and the work is done.
-
-    While it has a ``capture``, what the driver is asked to do here goes there.
-    """
-
-    def __init__(self, work: WorkQueue) -> None:
-        self.capture: Capture | None = None
-        self._work = work
-        weakref.finalize(self, work.put, None)
-
-    def queue(self, work: Work) -> None:
-        self._work.put(work)
-
-    def mark(self) -> Mark:
-        """A new mark behind all that was queued."""
-        return _mark(self._work)
+from pyrt.driver.emulated.handles import Stream, Work, WorkQueue, mark
 
 
 class Workers:
@@ -104,9 +40,9 @@ class Workers:
     def wait(self) -> None:
         """Wait until all that is queued now is done, on streams out of use too."""
         with self._lock:
-            marks = [_mark(work) for work in self._busy]
-        for mark in marks:
-            mark.wait()
+            marks = [mark(work) for work in self._busy]
+        for place in marks:
+            place.wait()
 
     def _run(self, work: WorkQueue, dice: Random | None) -> None:
         while (item := work.get()) is not None:
@@ -124,12 +60,6 @@ class Workers:
                 item()
         except Exception as error:
             self._report(error)
-
-
-def _mark(work: WorkQueue) -> Mark:
-    mark = Mark()
-    work.put(mark.pass_by)
-    return mark
 
 
 class Uses:
@@ -152,6 +82,6 @@ class Uses:
         return noted
 
     def of(self, pointer: int, nbytes: int) -> list[str]:
-        """What uses any of these bytes."""
+        """List the queued work that uses any of these bytes."""
         uses = list(self._uses.values())
         return [what for what, used in uses if any(pointer <= address < pointer + nbytes for address in used)]

@@ -5,33 +5,39 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nn.app.options import Options
 from nn.checkpoints import files
-from nn.checkpoints.state import Checkpoint, Story
-from nn.network import Network
-from nn.options import Options
-from nn.progress import Epoch, Progress
+from nn.checkpoints.metadata import Checkpoint, Metadata
+from nn.model.network import Network
+from nn.problem.progress import Epoch, Progress
 
-NETWORK = Network((4, 3, 2), "sigmoid", "softmax")
+NETWORK = Network.dense((4, 3, 2), "sigmoid", "softmax")
 BATCHES = 5
 """Steps of an epoch."""
 
 
-def made(step: int, precision: float | None = None, dtype: str = "float32", **options: Any) -> Checkpoint:
-    """A checkpoint after so many steps, of random parameters and velocities."""
+def made(
+    step: int,
+    precision: float | None = None,
+    dtype: str = "float32",
+    states: Sequence[str] = ("v",),
+    **options: Any,
+) -> Checkpoint:
+    """A checkpoint after so many steps, of random parameters and states of an optimiser."""
     rng = np.random.default_rng(step)
-    arrays = [
+    parameters, *kept = (
         {name: rng.standard_normal(shape).astype(dtype) for name, shape in NETWORK.shapes.items()}
-        for _ in range(2)
-    ]
+        for _ in range(1 + len(states))
+    )
     epochs = [Epoch(number + 1, 0.1 * number, 0.5, None, 2.5) for number in range(step // BATCHES)]
-    story = Story(
+    metadata = Metadata(
         Progress(step, epochs, 0.1 + 0.2),
         precision,
         Options(**options).as_json(),
@@ -40,13 +46,18 @@ def made(step: int, precision: float | None = None, dtype: str = "float32", **op
         "digest",
         "",
     )
-    return Checkpoint(story, *arrays)
+    return Checkpoint(metadata, parameters, dict(zip(states, kept, strict=True)))
 
 
 def equal(one: Checkpoint, other: Checkpoint) -> bool:
     """Bit by bit."""
-    pairs = ((one.parameters, other.parameters), (one.velocity, other.velocity))
-    return one.story == other.story and all(bits(a) == bits(b) for a, b in pairs)
+    return one.metadata == other.metadata and all_bits(one) == all_bits(other)
+
+
+def all_bits(checkpoint: Checkpoint) -> list[object]:
+    """Of its parameters and states."""
+    states = {name: bits(arrays) for name, arrays in checkpoint.states.items()}
+    return [bits(checkpoint.parameters), states]
 
 
 def bits(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

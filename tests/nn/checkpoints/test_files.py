@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn import parameters
 from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
+from nn.files import parameters
 from pyrt.errors import UserError
 from tests.nn.checkpoints.made import NETWORK, bits, disk_of, equal, made, rewrite
 
@@ -18,13 +18,14 @@ from tests.nn.checkpoints.made import NETWORK, bits, disk_of, equal, made, rewri
 class TestFiles:
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("precision", [None, 0.625])
+    @pytest.mark.parametrize("states", [(), ("v",), ("m", "v")])
     def test_what_is_saved_is_loaded_bit_by_bit(
-        self, tmp_path: Path, dtype: str, precision: float | None
+        self, tmp_path: Path, dtype: str, precision: float | None, states: tuple[str, ...]
     ) -> None:
-        checkpoint = made(7, precision, dtype)
+        checkpoint = made(7, precision, dtype, states)
         files.save(tmp_path / "c.npz", checkpoint)
         assert equal(files.load(tmp_path / "c.npz"), checkpoint)
-        assert files.load_story(tmp_path / "c.npz") == checkpoint.story
+        assert files.load_metadata(tmp_path / "c.npz") == checkpoint.metadata
 
     def test_init_reads_it_too(self, tmp_path: Path) -> None:
         checkpoint = made(7)
@@ -82,7 +83,7 @@ class TestFiles:
         ["", "[]", "null", "{}", "[" * 100_000, '{"version": 2}', "1e999"],
         ids=lambda text: text[:20],
     )
-    def test_a_text_that_is_no_story(self, tmp_path: Path, text: str) -> None:
+    def test_a_text_that_is_no_metadata(self, tmp_path: Path, text: str) -> None:
         np.savez(tmp_path / "c.npz", W1=np.zeros(3), run=np.array(text))
         with pytest.raises(UserError, match="is no checkpoint"):
             files.load(tmp_path / "c.npz")
@@ -103,7 +104,7 @@ class TestFiles:
             ("progress", 3),
         ],
     )
-    def test_a_story_of_other_types(self, tmp_path: Path, name: str, value: object) -> None:
+    def test_a_metadata_of_other_types(self, tmp_path: Path, name: str, value: object) -> None:
         rewrite(tmp_path / "c.npz", made(7), **{name: value})
         with pytest.raises(UserError, match="is no checkpoint"):
             files.load(tmp_path / "c.npz")

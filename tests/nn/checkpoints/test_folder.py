@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
 from nn.checkpoints.folder import FINISHED, PREEMPTED, Folder, InUse, is_own_file
-from nn.files import write_whole
+from nn.files.write import write_whole
 from pyrt.errors import UserError
 from tests.nn.checkpoints.made import disk_of, equal, failing, made, rewrite
 
@@ -86,7 +86,7 @@ class TestFolder:
             cut_short(folder.file(step))
         warnings: list[str] = []
         newest = folder.newest(warnings.append)
-        assert newest is not None and newest.story.progress.step == 3 - len(damaged)
+        assert newest is not None and newest.metadata.progress.step == 3 - len(damaged)
         assert [line.split(":")[0] for line in warnings] == [str(folder.file(step)) for step in damaged]
         assert all(line.endswith("the one before it is taken") for line in warnings)
 
@@ -153,7 +153,7 @@ class TestFolder:
         warnings: list[str] = []
         again = Folder(folder.path, 1)
         newest = again.newest(warnings.append)
-        assert newest is not None and newest.story.progress.step == 1
+        assert newest is not None and newest.metadata.progress.step == 1
         assert warnings == [
             f"{folder.file(900)}: is of step 2, whatever its name says; the one before it is taken"
         ]

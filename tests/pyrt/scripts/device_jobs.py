@@ -20,7 +20,7 @@ def deaf(job: Job) -> int:
 
     from pyrt.driver.cpu import CpuDriver
     from pyrt.exchange import Bucket, device
-    from tests.pyrt.test_exchange import Trainer
+    from tests.pyrt.exchange.test_exchange import Trainer
 
     class Never:
         def Test(self) -> bool:
@@ -42,10 +42,10 @@ def deaf(job: Job) -> int:
 
 def probe(job: Job) -> int:
     """The probe on the device of that name, with a Sendrecv that ends as the last argument says."""
-    from pyrt import probe, tries
+    from pyrt.mpi_probe import __main__, checks
 
     how = sys.argv.pop()
-    right = tries.sendrecv
+    right = checks.sendrecv
 
     def sendrecv(job: Job, driver: object) -> bool:
         if how == "hangs" and job.rank == 1:
@@ -54,9 +54,9 @@ def probe(job: Job) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return right(job, driver) and not (how == "wrong" and job.rank == 1)
 
-    tries.sendrecv = sendrecv
-    tries.LIMIT = 1.0
-    return probe.main(job)
+    checks.sendrecv = sendrecv
+    checks.LIMIT = 1.0
+    return __main__.main(job)
 
 
 main = globals()[sys.argv.pop(1)]

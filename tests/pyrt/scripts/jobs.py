@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pyrt.job
 from pyrt.errors import UserError
-from pyrt.job import Job, agreed_by_some, defer_stops, join, run, stop_was_asked
+from pyrt.job import Job, agreed_by_some, join, run
+from pyrt.job.signals import defer_stops, stop_was_asked
 
 
 def describe(job: Job) -> int:
@@ -49,7 +50,7 @@ def leaves(job: Job) -> int:
 
 def leaves_quietly(job: Job) -> int:
     """As --help does, within a block that ranks enter together."""
-    with job.together():
+    with job.agree():
         sys.exit()
 
 
@@ -66,16 +67,16 @@ def one_leaves(job: Job) -> int:
 
 def one_returns_early(job: Job) -> int:
     if job.rank == 0:
-        time.sleep(2 * pyrt.job._MEETING)
+        time.sleep(2 * pyrt.job.ending._MEETING)
         print("rank 0 was let finish")
     return 0
 
 
 def agreed_error(job: Job) -> int:
     """The last two ranks raise; all have passed one collective block and are in an outer one."""
-    with job.together():
+    with job.agree():
         pass
-    with job.together(), job.together():
+    with job.agree(), job.agree():
         if job.rank >= job.size - 2:
             raise UserError(f"rank {job.rank} finds a mistake: correct it")
     return 0
@@ -83,7 +84,7 @@ def agreed_error(job: Job) -> int:
 
 def error_of_some(job: Job) -> int:
     """Two ranks, each a job of its own, raise what the third knows nothing of."""
-    with job.together(), agreed_by_some(), job.alone().together():
+    with job.agree(), agreed_by_some(), job.alone().agree():
         if job.rank < 2:
             raise UserError(f"rank {job.rank} finds a mistake: correct it")
     return 0
@@ -107,7 +108,7 @@ def failure_first(job: Job) -> int:
 def failure_later(job: Job) -> int:
     """A bug on one rank, in the middle of a collective block that the others wait in."""
     job.comm.Barrier()
-    with job.together():
+    with job.agree():
         if job.rank == 1:
             raise ValueError("a bug on one rank")
     return 0
@@ -200,7 +201,7 @@ def started_slowly(job: Job) -> int:
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 if sys.argv[1] in ("one_leaves", "one_returns_early"):
-    pyrt.job._MEETING = 0.5
+    pyrt.job.ending._MEETING = 0.5
 if sys.argv[1] == "started_slowly":
     sys.meta_path.insert(0, SlowStart())
 run(globals()[sys.argv[1]])

@@ -1,0 +1,183 @@
+"""The options of train.py with their defaults, limits and help. `nn/app/command_line.py` reads them."""
+
+# ruff: noqa: RUF009 (option is dataclasses.field, with immutable defaults)
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nn.input.dataset import MOST_CLASSES
+from nn.model.network import ACTIVATIONS, LOSSES, Network
+from nn.optimisers import OPTIMISERS, Adam, Sgd
+from nn.optimisers.base import Optimiser
+from nn.problem.settings import Settings, at_least, flag, is_positive, option, require
+from pyrt import devices
+from pyrt.errors import UserError, shown
+
+WRITTEN = ("save", "export", "json", "predictions", "save_plan")
+"""The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
+
+
+@dataclass(frozen=True)
+class Options(Settings):
+    """One run. Raises UserError for values that make no sense, each named by its option."""
+
+    hidden: tuple[int, ...] = option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    activation: str = option("sigmoid", "activation of the hidden layers", choices=ACTIVATIONS)
+    head: str = option(
+        "softmax",
+        "output layer: softmax, or sigmoid for each class; both with cross-entropy",
+        choices=tuple(LOSSES),
+    )
+    reg: float = option(1e-4, "L2 regularisation of the weights", "X")
+    optimiser: str = option(
+        "sgd",
+        "sgd: gradient descent with --momentum; adam: with --beta1, --beta2, --eps",
+        choices=tuple(OPTIMISERS),
+    )
+    lr: float | None = option(None, "learning rate (default: 0.07; 0.001 with --optimiser adam)", "X")
+    momentum: float = option(0.9, "momentum of sgd", "X")
+    beta1: float = option(0.9, "decay of adam's average of gradients", "X")
+    beta2: float = option(0.999, "decay of adam's average of their squares", "X")
+    eps: float = option(1e-8, "what adam adds to its denominator", "X")
+    device: str = option(
+        "auto", "where to compute; auto: cuda where every rank has a GPU, else cpu", choices=devices.CHOICES
+    )
+    sanitize: bool = option(False, "on the emulated device: check accesses, races, barriers and copies")
+    order_seed: int | None = option(
+        None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
+    )
+    share_gpus: bool = option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
+    data: str = option(
+        "embedded",
+        "data set: embedded, mnist (downloaded once), a folder of IDX files, an .npz file",
+        "SOURCE",
+    )
+    classes: int | None = option(
+        None, "number of classes, where it is more than the largest training label + 1", "N"
+    )
+    init: Path | None = option(
+        None, "initial parameters W1, b1, ... from a file: .safetensors, all others .npz", "FILE"
+    )
+    save: Path | None = option(
+        None, "write the trained parameters to a file: FILE.safetensors, all others are .npz", "FILE"
+    )
+    export: Path | None = option(
+        None,
+        "write the network to an ONNX file, for other programs: from pixels divided by --pixel-scale, "
+        "float32 (N, D), to the probabilities of the classes",
+        "FILE",
+    )
+    evaluate: bool = option(
+        False, "train nothing: score the test set with the parameters of --init, and the network it tells of"
+    )
+    predictions: Path | None = option(None, "with --evaluate: write the predicted labels, one a line", "FILE")
+    check: bool = option(False, "train the NumPy reference too and compare the parameters")
+    save_plan: Path | None = option(None, "write the plan to a JSON file, for --plan FILE", "FILE")
+    memory: bool = option(
+        False,
+        "train nothing: print the memory that the run needs, of the device and page-locked host memory, "
+        "layer by layer; an error if it does not fit",
+    )
+    quiet: bool = option(False, "print warnings, errors and the last line alone")
+    json: Path | None = option(
+        None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
+    )
+
+    def __new__(cls, *_: Any, **given: Any) -> Options:
+        """Keep the names of what is given: nn/app/network_of_file.py may complete the rest."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", frozenset(given))
+        return made
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the options that were given, whatever their defaults are."""
+        given: frozenset[str] = vars(self)["_given"]
+        return given
+
+    def __post_init__(self) -> None:
+        for name in self._files:
+            if isinstance(getattr(self, name), str):  # in Python
+                object.__setattr__(self, name, Path(getattr(self, name)))
+        super().__post_init__()
+        if self.lr is None:
+            object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
+        if not self.hidden:
+            raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        for size in self.hidden:
+            require("hidden", size, size >= 1, "layers of 1 unit or more")
+        require("classes", self.classes, at_least(self.classes, 1), "a whole number, 1 or more")
+        require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
+        require("order_seed", self.order_seed, at_least(self.order_seed, 0), "a whole number, 0 or more")
+        for name in ("lr", "eps"):
+            require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
+        require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")
+        for name in ("momentum", "beta1", "beta2"):
+            require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
+        self._check_what_is_done()
+
+    def _check_what_is_done(self) -> None:
+        if self.evaluate and self.init is None:
+            raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
+        if self.evaluate and (self.save or self.check):
+            raise UserError("--evaluate trains nothing: leave out --save and --check")
+        if self.evaluate and self.checkpoint:
+            raise UserError(
+                "--evaluate trains nothing: leave out --checkpoint; --init takes a checkpoint's file"
+            )
+        if self.predictions and not self.evaluate:
+            raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
+        if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
+            raise UserError("--sanitize, --order-seed: go with --device emulated")
+        if self.tolerance is not None and not self.check:
+            raise UserError("--tolerance: goes with --check")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        if self.save and self.save.suffix.lower() == ".onnx":
+            raise UserError(f"--save {shown(self.save)}: writes what --init reads; --export writes ONNX")
+        if self.export and self.export.suffix.lower() in (".npz", ".safetensors"):
+            raise UserError(f"--export {shown(self.export)}: writes ONNX: call it FILE.onnx, or --save it")
+        files = self.written.values()
+        if len(set(map(os.path.realpath, files))) < len(files):
+            raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
+
+    def make_network(self, inputs: int, classes: int) -> Network:
+        """The network for images of so many pixels."""
+        return Network.dense((inputs, *self.hidden, classes), self.activation, self.head)
+
+    def make_optimiser(self) -> Optimiser:
+        """The optimiser with its rates."""
+        assert self.lr is not None, "set above"
+        if self.optimiser == "sgd":
+            return Sgd(self.lr, self.momentum, self.reg)
+        return Adam(self.lr, self.beta1, self.beta2, self.eps, self.reg)
+
+    @property
+    def _files(self) -> list[str]:
+        """The options that name a file or a folder."""
+        return [field.name for field in dataclasses.fields(self) if field.type == "Path | None"]
+
+    @property
+    def written(self) -> dict[str, Path]:
+        """The files that the run is to write, by option."""
+        return {name: getattr(self, name) for name in WRITTEN if getattr(self, name) is not None}
+
+    @property
+    def common(self) -> dict[str, str]:
+        """What all ranks must have been given, by option. Of files, which rank 0 alone reads and writes,
+        whether they are: each rank may know one by a name of its own."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            flag(name): str(
+                value if name not in self._files else "given" if value is not None else "not given"
+            )
+            for name, value in values.items()
+            if name != "data"
+        }

@@ -1,0 +1,149 @@
+"""What a run does once its trainer is there: train, evaluate, check, save, keep checkpoints on the way."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from nn.app.console import Console
+from nn.app.options import Options
+from nn.app.report import Report
+from nn.app.versions import code
+from nn.checkpoints.checkpointer import Checkpointer
+from nn.checkpoints.resume_point import ResumePoint
+from nn.files import onnx, parameters
+from nn.files.write import write_whole
+from nn.problem.progress import Epoch, Progress
+from nn.train import check
+from nn.train.evaluation import Scores, score
+from nn.train.trainer import Trainer, require_finite
+from nn.train.training import Watcher
+from pyrt.job import Job
+
+
+class ConsoleWatcher(Watcher):
+    """Shows on a console how a training goes on."""
+
+    def __init__(self, console: Console, steps: int, done: int) -> None:
+        self._console, self.bar = console, console.bar(steps)
+        self.bar.update(done)
+
+    def queued(self, steps: int) -> None:
+        self.bar.update(steps)
+
+    def loss(self, step: int, epoch: int, loss: float) -> None:
+        self._console.say(f"step {step:6d}  epoch {epoch}  loss {loss:.6f}")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A run whose trainer is there and started; the report says what it stands on."""
+
+    options: Options
+    trainer: Trainer
+    resume_point: ResumePoint
+    report: Report
+    console: Console
+
+    @property
+    def _job(self) -> Job:
+        return self.trainer.runtime.job
+
+    def train(self) -> Report:
+        """Train, score, check, save; or stop before the end, where the job is asked to."""
+        options, schedule = self.options, self.trainer.problem.schedule
+        if options.resume:
+            self.console.say(f"resumed at step {self.resume_point.progress.step}")
+        phases, every = self.trainer.runtime.phases, options.steps_between_checkpoints(schedule.batches)
+        checkpointer = self.resume_point.checkpointer(options, every, self.console.warn, phases)
+        if checkpointer is None:
+            return self._conclude(self._epochs(None))
+        if self._job.rank == 0:
+            code()  # asks git, once: not while steps wait for a snapshot
+        with closing(checkpointer):
+            environment = {**self.report.environment, **(code() if self._job.rank == 0 else {})}
+            checkpointer.begin(lambda progress: self.trainer.snapshot(progress, environment))
+            progress = self._epochs(checkpointer)
+            checkpointer.end(progress)
+            if checkpointer.is_preempted:
+                return self._preempted(progress, checkpointer.written)
+            report = self._conclude(progress)
+            checkpointer.finish()
+        return report
+
+    def _epochs(self, checkpointer: Checkpointer | None) -> Progress:
+        """Train, and print a line for each epoch. How far it came."""
+        training, epochs = self.trainer.training, self.trainer.problem.schedule.epochs
+        with closing(self.trainer.setup):
+            for epoch in training.epochs(checkpointer):
+                self.console.say(epoch.line(epochs))
+        return training.progress
+
+    def _preempted(self, progress: Progress, written: int) -> Report:
+        """The run stops after these steps; the newest checkpoint is after those that are ``written``."""
+        where = "" if written == progress.step else f" from step {written}"
+        self.console.tell(
+            f"preempted at step {progress.step} of {self.trainer.problem.schedule.steps}: "
+            f"the same command with --resume goes on{where}"
+        )
+        losses = self.trainer.training.printed
+        return replace(self.report, epochs=progress.epochs, losses=losses, preempted=True)
+
+    def _conclude(self, progress: Progress) -> Report:
+        """Score, check and save what was trained."""
+        epochs, test = progress.epochs, self.trainer.setup.test
+        self.trainer.require_finite_parameters()
+        scores = test.scores() if test is not None else None
+        require_finite(scores)
+        result = self._check(scores, epochs) if self.options.check else None
+        self._save(epochs, scores)
+        losses = self.trainer.training.printed
+        return replace(self.report, epochs=epochs, losses=losses, test=scores, check=result)
+
+    def evaluate(self) -> Report:
+        """Train nothing: score the test set, write the predictions, and the network as ONNX."""
+        test = self.trainer.setup.test
+        assert test is not None  # nn/app/load.py has seen to it
+        logits = test.logits()
+        loss = self.trainer.problem.network.loss
+        scores = score(logits, test.labels, loss) if logits is not None else None
+        scores = self._job.comm.bcast(scores)
+        require_finite(scores)
+        path = self.options.predictions
+        with self.trainer.runtime.phases.phase("save"), self._job.agree():
+            if logits is not None and path is not None:
+                lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
+                write_whole("--predictions", path, lambda file: file.write(lines.encode()))
+        self._save(None, scores)
+        return replace(self.report, test=scores)
+
+    def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
+        """The check on rank 0, while the others sleep; its result on all."""
+        result = None
+        with self.trainer.runtime.phases.phase("check"):
+            trained = self.trainer.parameters()
+            if self._job.rank == 0:
+                precision = test.precision if test else epochs[-1].validation_precision if epochs else None
+                result = check.compare(trained, self.trainer.initial, self.trainer.problem, precision)
+            self._job.wait_for_all()
+            return self._job.comm.bcast(result)
+
+    def _save(self, epochs: list[Epoch] | None, scores: Scores | None) -> None:
+        """Write the parameters to the files that are asked for; None for epochs that are not known."""
+        save, export = self.options.save, self.options.export
+        if save is None and export is None:
+            return
+        phase = self.trainer.runtime.phases.phase("save")
+        with phase:
+            trained = self.trainer.parameters()
+        metadata = {
+            "options": self.options.as_json(),
+            "environment": self.report.environment,
+            "epochs": len(epochs) if epochs is not None else None,
+            "test_precision": scores.precision if scores is not None else None,
+        }
+        with phase, self._job.agree():
+            if self._job.rank == 0 and save is not None:
+                parameters.save(save, trained, metadata)
+            if self._job.rank == 0 and export is not None:
+                onnx.export(export, self.trainer.problem.network, trained, metadata)

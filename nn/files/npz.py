@@ -1,0 +1,114 @@
+"""Reads arrays from an .npz that may be damaged, or made to do harm.
+
+An .npz is a zip of .npy files. NumPy sets memory aside for whatever a .npy's header gives, its own length
+and the array's, so each header is compared with the sizes of the zip first. Nothing is ever unpickled.
+"""
+
+import io
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+
+from nn.files.read import MOST_INFLATION, Header, file_size, reading
+from pyrt.errors import UserError, shown
+
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+MOST_DIMENSIONS = 32  # that all NumPys have
+MOST_HEADER = 1 << 14  # bytes of a member that may hold it: NumPy takes no more than 10,000 characters
+RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MOST_INFLATION}  # np.savez and np.savez_compressed
+
+T = TypeVar("T")
+
+
+def headers(path: Path, wanted: Callable[[str], bool]) -> dict[str, Header]:
+    """Read the headers of the wanted arrays, not their data; UserError if the file is damaged."""
+    return _each(path, wanted, checked_header)
+
+
+def arrays(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz whose names are wanted; UserError where the file is damaged.
+
+    Zeros are packed up to 1032 to 1: look at `headers` where something is known of what there should be.
+    """
+    return _each(path, wanted, read)
+
+
+def _each(
+    path: Path,
+    wanted: Callable[[str], bool],
+    take: Callable[[Path, zipfile.ZipFile, zipfile.ZipInfo, int], T],
+) -> dict[str, T]:
+    size = file_size(path)
+    with reading(path), open_zip(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        return {name: take(path, archive, info, size) for name, info in members.items() if wanted(name)}
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """The zip at ``path``; ``UserError`` when it is none."""
+    try:
+        return zipfile.ZipFile(path)
+    except OSError:
+        raise  # not to be read at all
+    except Exception as error:  # zipfile raises more than BadZipFile on bytes that it does not expect
+        raise UserError(
+            f"{shown(path)}: is not a whole .npz file: save it with np.savez, or get it again"
+        ) from error
+
+
+def read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """The array in one member of an archive of ``size`` bytes."""
+    checked_header(path, archive, info, size)
+    try:
+        with _quietly(), archive.open(info) as member:
+            return npy.read_array(member, allow_pickle=False)
+    except ValueError as error:
+        raise UserError(
+            f"{_where(path, info)} is damaged or no array: save it again with np.savez"
+        ) from error
+
+
+def checked_header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> Header:
+    """The member's header; ``UserError`` unless it agrees with its size, and the archive can hold it."""
+    where = _where(path, info)
+    if info.compress_type not in RATIOS:
+        raise UserError(f"{where} is packed in a way NumPy does not use: save it again with np.savez")
+    try:
+        with archive.open(info) as member:
+            start = io.BytesIO(member.read(MOST_HEADER))
+        with _quietly():
+            shape, _, dtype = HEADERS[npy.read_magic(start)](start)
+        if len(shape) > MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
+            raise ValueError(shape)
+    except Exception as error:  # NumPy evaluates the header as Python, so almost anything can come of it
+        raise UserError(f"{where} is damaged or no array: save it again with np.savez") from error
+    if dtype.hasobject:
+        raise UserError(
+            f"{where} holds Python objects, which are never unpickled: save it as an array of numbers"
+        )
+    promised = start.tell() + math.prod(shape) * dtype.itemsize
+    if promised != info.file_size or promised > size * RATIOS[info.compress_type]:
+        raise UserError(
+            f"{where}: the header promises {promised} bytes (shape {shape!s:.80}), which the file does "
+            "not hold: it is cut short or damaged; get it again"
+        )
+    return Header(shape, dtype)
+
+
+def _where(path: Path, info: zipfile.ZipInfo) -> str:
+    return f"{shown(path)}: {shown(info.filename):.80}"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what Python and NumPy warn of when the text of a header is odd: what comes of it is checked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

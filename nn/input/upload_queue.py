@@ -1,0 +1,143 @@
+"""Rows on their way to the device: chunks of them into pinned buffers, copied up while another is used.
+
+    helper 0  | rows of chunk c+2            | rows of chunk c+4 ..
+    helper 1          | rows of chunk c+3            | ..
+    upload    | copy c+1 |         | copy c+2 |
+    compute   | work on chunk c    | work on chunk c+1  |
+
+What a chunk costs the host beside its bytes (handing it to a helper and back, copies, events) it costs once,
+however many batches are in it. Images stay as the data set has them (uint8: a quarter of the bytes); a kernel
+scales them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from nn.input.source import Ready
+from pyrt.arrays import DeviceArray, pinned
+from pyrt.driver import Driver, EventHandle
+from pyrt.phases import Phase
+from pyrt.streams import Streams
+from pyrt.workers import Deferred, Helper
+
+_SLOTS = 2
+"""Chunks on the device: one is used, one is copied there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Room for one chunk on the device, and who is done with it."""
+
+    images: DeviceArray
+    labels: DeviceArray
+    uploaded: EventHandle
+    consumed: EventHandle
+
+    @property
+    def source(self) -> Ready:
+        """Where a step finds the chunk."""
+        return Ready(self.images, self.labels)
+
+
+class StagingBuffer:
+    """Room for one chunk on the host, and how much of it is used until it is ``sent``."""
+
+    def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
+        self.images = pinned(driver, (rows, columns), dtype, write_only=True)
+        self.labels = pinned(driver, (rows,), np.int32, write_only=True)
+        self.sent = driver.create_event(timing=False)
+        self.rows = 0
+
+
+class UploadQueue:
+    """Slots on the device, one behind the other, that take turns; chunk c goes through ``slot(c)``.
+
+    Each helper gathers a chunk at a time, into a room of its own: one thread alone needs longer for a batch
+    than a fast GPU for its step.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        streams: Streams,
+        copying: Phase,
+        images: np.ndarray,
+        labels: np.ndarray,
+        rows: int,
+        helpers: Sequence[Helper] = (),
+    ) -> None:
+        """``images`` (n, D) and ``labels`` (n,) int32 on the host; chunks have at most ``rows`` of them.
+
+        ``copying`` is the phase that copies, and waiting for their rows, are charged to.
+        """
+        self._driver = driver
+        self._streams = streams
+        self._images = images
+        self._labels = labels
+        self._copying = copying
+        self.rows = rows
+        self.helpers = list(helpers) or [Deferred()]
+        self.images = DeviceArray.empty(driver, (_SLOTS * rows, images.shape[1]), images.dtype)
+        self.labels = DeviceArray.empty(driver, (_SLOTS * rows,), np.int32)
+        self.slots = [self._slot(start) for start in range(0, _SLOTS * rows, rows)]
+        # One for each helper, and two whose copies may still be under way.
+        self._staging = [
+            StagingBuffer(driver, rows, images.shape[1], images.dtype) for _ in range(len(self.helpers) + 2)
+        ]
+        for room in self._staging:
+            driver.record(room.sent, streams.upload)
+
+    def _slot(self, start: int) -> Slot:
+        driver, stop = self._driver, start + self.rows
+        uploaded, consumed = (driver.create_event(timing=False) for _ in range(2))
+        driver.record(uploaded, self._streams.upload)
+        driver.record(consumed, self._streams.compute)
+        return Slot(self.images.rows(start, stop), self.labels.rows(start, stop), uploaded, consumed)
+
+    def slot(self, chunk: int) -> Slot:
+        """The slot that chunk number ``chunk`` goes through."""
+        return self.slots[chunk % _SLOTS]
+
+    def gather(self, chunk: int, rows: np.ndarray) -> None:
+        """Start gathering these rows (n,) of the data set; the chunks before it have been sent, but for the
+        last ones, one less than there are helpers."""
+        room = self._staging[chunk % len(self._staging)]
+        self._driver.synchronize_event(room.sent)  # long since, in all likelihood
+        room.rows = len(rows)
+        self.helpers[chunk % len(self.helpers)].start(partial(self._take, room, rows))
+
+    def send(self, chunk: int) -> None:
+        """Queue the copies of a chunk whose gathering was started, once its rows and its slot are there."""
+        slot, room = self.slot(chunk), self._staging[chunk % len(self._staging)]
+        driver, upload = self._driver, self._streams.upload
+        with self._copying:
+            self.helpers[chunk % len(self.helpers)].wait()
+            driver.wait(upload, slot.consumed)
+            driver.copy_to_device(slot.images.pointer, room.images[: room.rows], upload)
+            driver.copy_to_device(slot.labels.pointer, room.labels[: room.rows], upload)
+            driver.record(slot.uploaded, upload)
+            driver.record(room.sent, upload)
+
+    def begin(self, chunk: int) -> None:
+        """Let the compute stream wait for the chunk."""
+        self._driver.wait(self._streams.compute, self.slot(chunk).uploaded)
+
+    def end(self, chunk: int) -> None:
+        """All work on the chunk's images and labels is queued: the slot is free after it."""
+        self._driver.record(self.slot(chunk).consumed, self._streams.compute)
+
+    def close(self) -> None:
+        """Nobody writes into host memory any more."""
+        for helper in self.helpers:
+            helper.close()
+
+    def _take(self, room: StagingBuffer, rows: np.ndarray) -> None:
+        """One long call, and a short one, both without the interpreter lock."""
+        # mode: with the default, take() would go through a buffer of its own
+        np.take(self._images, rows, axis=0, out=room.images[: room.rows], mode="clip")
+        np.take(self._labels, rows, out=room.labels[: room.rows], mode="clip")

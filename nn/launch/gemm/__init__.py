@@ -1,0 +1,33 @@
+"""Matrix products: which rung of the ladder (docs/explain/gemm.md) one takes, and how it is launched.
+
+============ ==========================================================================
+``product``  the product, and what a kernel may do with it before it writes it
+``versions`` which rungs there are, and which runs where
+``ladder``   the rungs without tensor cores
+``mma``      tensor cores of sm_80, operands as they are
+``wgmma``    tensor cores of sm_90, operands split into bf16 components
+============ ==========================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nn.launch.gemm.ladder import bind_ladder
+from nn.launch.gemm.mma import bind_mma
+from nn.launch.gemm.product import PLAIN, Epilogue, Product
+from nn.launch.gemm.wgmma import bind_split_wgmma
+from pyrt.kernels import Launch
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+
+def gemm(kernels: Kernels, product: Product, epilogue: Epilogue = PLAIN) -> Launch:
+    """Bind the version of the product that its sizes and the device ask for."""
+    version = kernels.choose(product)
+    if version == "mma":
+        return bind_mma(kernels, product, epilogue)
+    if version == "wgmma":
+        return bind_split_wgmma(kernels, product, epilogue)
+    return bind_ladder(kernels, version, product, epilogue)

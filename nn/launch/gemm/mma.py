@@ -1,0 +1,147 @@
+"""Matrix products on the tensor cores of sm_80 and later (kernels/gemm/mma.cu): tile shapes, launches.
+
+M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K, N).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.launch.gemm.product import PLAIN, Epilogue, Product
+from nn.launch.shapes import plane_shape
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver
+from pyrt.kernels import Constants, Launch, blocks, in_order
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+MMA_COMPONENTS = {"float32": 2, "tf32": 1}
+"""TF32 numbers that an operand's number is split into, for each accuracy: 22 and 11 bits."""
+
+_DEPTH, _STAGES = 32, 3  # as gemm/mma.cu has them
+
+# Estimates, in microseconds: a launch with the first tile on its way and the last one written, one tile of
+# 64 x 64 x 32 by the number of components, the launch that adds the parts of K, and one element of a
+# part, written and read again.
+_LAUNCH = 4.0
+_TILE = {1: 0.22, 2: 0.45}
+_SUM_PARTS, _PARTIAL = 3.5, 4e-6
+_LARGE_TILE = 0.8  # of a tile's time, where it belongs to a larger one: fewer bytes for each product
+_LONELY = 1.15  # how much longer a tile takes where a multiprocessor has one small block: it waits for itself
+
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def has_mma(architecture: str) -> bool:
+    """Whether devices of this architecture run such products: ``sm_80`` and later, or the emulated one."""
+    capability = re.fullmatch(r"sm_(\d+)a?", architecture)
+    return architecture == "emulated" or (capability is not None and int(capability[1]) >= 80)
+
+
+@dataclass(frozen=True)
+class MmaTiling:
+    """How a product is cut: ``rows`` x ``columns`` of D a block, K into ``parts``."""
+
+    rows: int
+    columns: int
+    parts: int
+
+    @property
+    def kernel(self) -> str:
+        return f"gemm_{self.rows}x{self.columns}"
+
+    @property
+    def threads(self) -> int:
+        return {64: 128, 128: 256}[self.rows]
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return _STAGES * (self.rows + self.columns) * _DEPTH * 4
+
+
+_TILES = ((64, 64), (128, 128))
+
+
+def choose_mma_tiling(
+    M: int, N: int, K: int, components: int, multiprocessors: int, shared_memory: int
+) -> MmaTiling:
+    """The cut that should take least time with so many multiprocessors, bytes of shared memory a block."""
+    depth = max(1, blocks(K, _DEPTH))
+
+    def microseconds(tiling: MmaTiling) -> float:
+        """Blocks of a multiprocessor share its tensor cores; the one that has most of them is the last."""
+        count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+        most = blocks(count, multiprocessors)
+        size = tiling.rows * tiling.columns // (64 * 64)
+        each = _LARGE_TILE if size > 1 else _LONELY if most == 1 else 1.0
+        time = _LAUNCH + most * blocks(depth, tiling.parts) * size * each * _TILE[components]
+        return time + (_SUM_PARTS + tiling.parts * M * N * _PARTIAL if tiling.parts > 1 else 0)
+
+    candidates = [MmaTiling(*tile, parts) for tile in _TILES for parts in _PARTS if parts <= depth]
+    fitting = [tiling for tiling in candidates if tiling.shared <= shared_memory]
+    return min(fitting, key=microseconds)
+
+
+def bind_mma(
+    kernels: Kernels, product: Product, epilogue: Epilogue = PLAIN, sums: DeviceArray | None = None
+) -> Launch:
+    """Bind the kernels of gemm/mma.cu, for an accuracy of `MMA_COMPONENTS`; all arrays are float32.
+
+    ``sums`` (M,) gets the sums of the rows of op(A).
+    """
+    M, N, K = product.sizes
+    epilogue.require_fits(product)
+    if sums is not None and sums.shape != (M,):
+        raise ValueError(f"mma: sums {sums.shape} is not ({M},)")
+    driver, D, C = kernels.driver, product.D, epilogue.C or product.D
+    tiling = choose_mma_tiling(M, N, K, kernels.mma_components, driver.multiprocessors, driver.shared_memory)
+    partials, row_sums = _partials(driver, tiling, M, N, sums)
+    result = (epilogue.alpha, epilogue.beta, C, C.ld, epilogue.bias, D, D.ld)
+    file, constants = mma_product(product, kernels.mma_components, epilogue.activation)
+    launch = kernels.library.kernel(file, tiling.kernel, **constants).bind(
+        (blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts),
+        (tiling.threads,),
+        *(M, N, K, product.A, product.A.ld, product.B, product.B.ld, partials, row_sums),
+        *result,
+        shared=tiling.shared,
+    )
+    if partials is None:
+        return launch
+    file, constants = parts_sum(epilogue.activation)
+    add = kernels.library.kernel(file, "sum_parts", **constants)
+    shape = plane_shape(M, N)
+    return in_order([launch, add.bind(*shape, M, N, tiling.parts, partials, row_sums, sums, *result)])
+
+
+def _partials(
+    driver: Driver, tiling: MmaTiling, M: int, N: int, sums: DeviceArray | None
+) -> tuple[DeviceArray | None, DeviceArray | None]:
+    """Make room for the products, and the sums of rows, of each part of K; where K is whole: none."""
+    if tiling.parts == 1:
+        return None, sums
+    partials = DeviceArray.empty(driver, (tiling.parts * M * N,), np.float32)
+    if sums is None:
+        return partials, None
+    return partials, DeviceArray.empty(driver, (tiling.parts * M,), np.float32)
+
+
+def mma_product(product: Product, components: int, activation: str) -> tuple[str, Constants]:
+    """Return kernel file and constants; other activations than identity are for A B' alone."""
+    return "gemm/mma", {
+        "REAL": "float",
+        "TRANSPOSE_A": int(product.transpose_a),
+        "TRANSPOSE_B": int(product.transpose_b),
+        "COMPONENTS": components,
+        "ACTIVATION": activation,
+    }
+
+
+def parts_sum(activation: str) -> tuple[str, Constants]:
+    """Return kernel file and constants of the kernel that adds the parts of K."""
+    return "gemm/sum_parts", {"REAL": "float", "ACTIVATION": activation}

@@ -1,0 +1,240 @@
+"""Matrix products on the tensor cores of sm_90 (kernels/gemm/wgmma.cu): tile shapes, launches.
+
+M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K, N).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.launch.elementwise import ACTIVATE_IN_PLACE
+from nn.launch.gemm.components import COMPONENTS, TILE_BYTES, Components, Split, reads_tf32
+from nn.launch.gemm.product import PLAIN, Epilogue, Product
+from nn.launch.work import Compute, Work
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver
+from pyrt.kernels import Constants, Launch, blocks, in_order
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+_MOST_STAGES = 8
+_STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a product is cut: ``rows`` x ``columns`` of D a block, K into ``parts``; ``stages`` buffers."""
+
+    rows: int
+    columns: int
+    parts: int
+    stages: int
+
+    @property
+    def kernel(self) -> str:
+        return f"gemm_{self.rows}x{self.columns}"
+
+    @property
+    def threads(self) -> int:
+        """64 rows a warpgroup, and one warpgroup that fetches."""
+        return 128 * (self.rows // 64 + 1)
+
+    def stage_bytes(self, components_a: int, components_b: int) -> int:
+        """Shared memory of one buffer."""
+        return (components_a * self.rows + components_b * self.columns) * TILE_BYTES
+
+
+# Fitted to what `make bench ARGS=tiles` measured on an H100, in microseconds: a launch; a megabyte that a
+# block's tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in
+# parts, until they have met, and each 64 x 64 of another part.
+_LAUNCH = 0.8
+_MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
+_WIDE = {(128, 256): 6.3}  # for products of single components, which need no second set of sums
+_MEET, _PART = 1.8, 0.09
+_FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
+
+_PARTS = (1, 2, 3, 4, 6, 8)
+
+
+def products(components_a: int, components_b: int) -> int:
+    """Products of components that are needed; the others are smaller than the rounding of the result."""
+    most = max(components_a, components_b)
+    return sum(i + j < most for i, j in itertools.product(range(components_a), range(components_b)))
+
+
+def candidates(K: int, components_a: int, components_b: int, shared_memory: int) -> list[Tiling]:
+    """The cuts of such a product that are worth a thought, in so many bytes of shared memory a block.
+
+    K counts numbers of two bytes: one of TF32 is two of them.
+    """
+
+    def cut(tile: tuple[int, int], parts: int) -> Tiling:
+        stage = Tiling(*tile, parts, 1).stage_bytes(components_a, components_b)
+        return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
+
+    tiles = (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
+    cuts = [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
+    return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
+
+
+def predicted(
+    tiling: Tiling, M: int, N: int, K: int, components_a: int, components_b: int, multiprocessors: int
+) -> float:
+    """Microseconds that a product cut like this should take on so many multiprocessors."""
+    tile = tiling.rows, tiling.columns
+    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
+    waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
+    # A warpgroup reads its 64 rows and all columns for each product of components.
+    read = products(components_a, components_b) * tiling.rows // 64 * (64 + tiling.columns) * TILE_BYTES
+    moved = tiling.stage_bytes(components_a, components_b) + read
+    each = 1e-6 * moved * (_MEGABYTE | _WIDE)[tile] * (_FEW_STAGES if tiling.stages <= 2 else 1)
+    time = _LAUNCH + blocks(_tiles_deep(K), tiling.parts) * each
+    if tiling.parts > 1:
+        time += _MEET + (tiling.parts - 1) * tiling.rows * tiling.columns / (64 * 64) * _PART
+    return waves * time
+
+
+def choose_tiling(
+    M: int, N: int, K: int, components_a: int, components_b: int, multiprocessors: int, shared_memory: int
+) -> Tiling:
+    """The candidate that should take least time. `make bench ARGS=tiles` says whether it does."""
+    return min(
+        candidates(K, components_a, components_b, shared_memory),
+        key=lambda tiling: predicted(tiling, M, N, K, components_a, components_b, multiprocessors),
+    )
+
+
+def _tiles_deep(K: int) -> int:
+    return blocks(2 * K, TILE_BYTES)
+
+
+@dataclass(frozen=True)
+class ComponentProduct(Work):
+    """A product of operands that are given as components.
+
+    If it ``starts_early`` it may run beside the kernel before it, which must write neither operand and must
+    not start early itself. ``tiling`` is one of the `candidates`; None: that of `choose_tiling`.
+    """
+
+    product: Product
+    A: Components
+    B: Components
+    epilogue: Epilogue = PLAIN
+    starts_early: bool = False
+    tiling: Tiling | None = None
+
+    @property
+    def reads(self) -> tuple[DeviceArray, ...]:
+        bias = (self.epilogue.bias,) if self.epilogue.bias is not None else ()
+        return self.A.numbers, self.B.numbers, *bias
+
+    @property
+    def writes(self) -> tuple[DeviceArray, ...]:
+        return self.product.writes
+
+    @property
+    def flops(self) -> int:
+        return self.product.flops + (2 * self.product.D.size if self.epilogue.bias is not None else 0)
+
+    @property
+    def tensor_flops(self) -> int:
+        return products(self.A.count, self.B.count) * self.product.flops
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return (self.product,)
+
+    def on_device(self, kernels: Kernels) -> Launch:
+        M, N, K = self._sizes()
+        self.epilogue.require_fits(self.product)
+        driver, A, B, D = kernels.driver, self.A, self.B, self.product.D
+        width = K * A.array.dtype.itemsize // 2
+        limits = driver.multiprocessors, driver.shared_memory
+        tiling = self.tiling or choose_tiling(M, N, width, A.count, B.count, *limits)
+        grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+        file, constants = tensor_product(self)
+        C, alpha, beta = self.epilogue.C or D, self.epilogue.alpha, self.epilogue.beta
+        return kernels.library.kernel(file, tiling.kernel, **constants).bind(
+            grid,
+            (tiling.threads,),
+            *(M, N, K),
+            A.tensor_map(self.product.transpose_a, tiling.rows),
+            B.tensor_map(not self.product.transpose_b, tiling.columns),
+            tiling.stages,
+            *_meeting_places(driver, tiling, grid[0] * grid[1]),
+            int(self.starts_early),
+            *(alpha, beta, C, C.ld, self.epilogue.bias, D, D.ld),
+            shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
+        )
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """M, N and K. Raises ValueError where the components are not those of the operands."""
+        for components, operand in ((self.A, self.product.A), (self.B, self.product.B)):
+            if (components.rows, components.columns) != operand.shape:
+                raise ValueError(
+                    f"gemm: components of a {components.rows} x {components.columns} matrix are not those of "
+                    f"{operand.shape}"
+                )
+        return self.product.sizes
+
+    def in_numpy(self) -> Compute:
+        d, epilogue = self.product.D.host_view(), self.epilogue
+        bias = epilogue.bias.host_view() if epilogue.bias is not None else None
+        activate = ACTIVATE_IN_PLACE[epilogue.activation]
+
+        def compute() -> None:
+            a, b = self.A.to_float32(), self.B.to_float32()
+            a, b = a.T if self.product.transpose_a else a, b.T if self.product.transpose_b else b
+            np.multiply(a @ b, np.float32(epilogue.alpha), out=d)
+            if bias is not None:
+                np.add(d, bias, out=d)
+            activate(d)
+
+        return compute
+
+
+def _meeting_places(
+    driver: Driver, tiling: Tiling, tiles: int
+) -> tuple[DeviceArray | None, DeviceArray | None]:
+    """Make room where blocks of parts of K meet: sums of all parts but the last, a counter for each warp."""
+    if tiling.parts == 1:
+        return None, None
+    sums = (tiling.parts - 1) * tiles * tiling.rows * tiling.columns
+    warps = tiles * tiling.rows // 16
+    return (
+        DeviceArray.empty(driver, (sums,), np.float32),
+        DeviceArray.from_host(driver, np.zeros(warps, np.int32)),
+    )
+
+
+def tensor_product(work: ComponentProduct) -> tuple[str, Constants]:
+    """Return kernel file and constants of such a product."""
+    return "gemm/wgmma", {
+        "REAL": "float",
+        "NUMBER": work.A.number,
+        "TRANSPOSE_A": int(work.product.transpose_a),
+        "TRANSPOSE_B": int(work.product.transpose_b),
+        "COMPONENTS": f"{work.A.count}{work.B.count}",
+        "ACTIVATION": work.epilogue.activation,
+    }
+
+
+def bind_split_wgmma(kernels: Kernels, product: Product, epilogue: Epilogue = PLAIN) -> Launch:
+    """Bind a product by itself: operands are split first, but TF32 along k, which can be read as it is."""
+    driver, layout = kernels.driver, (product.transpose_a, product.transpose_b)
+    if (
+        kernels.components == COMPONENTS["tf32"]
+        and layout == (False, True)
+        and all(map(reads_tf32, product.reads))
+    ):
+        a, b = (Components.tf32(X) for X in product.reads)
+        return ComponentProduct(product, a, b, epilogue).on_device(kernels)
+    a, b = (Components.empty(driver, kernels.components, X.shape[0], X.shape[1]) for X in product.reads)
+    launches = Split(((product.A, a), (product.B, b))), ComponentProduct(product, a, b, epilogue)
+    return in_order([work.on_device(kernels) for work in launches])

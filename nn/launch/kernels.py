@@ -1,0 +1,85 @@
+"""The kernels of a device for one dtype and accuracy, and the choice of a kernel for each operation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nn.launch.classifier import FusedClassifier, fused_classifier_fits
+from nn.launch.gemm.components import COMPONENTS
+from nn.launch.gemm.mma import MMA_COMPONENTS
+from nn.launch.gemm.product import Product
+from nn.launch.gemm.versions import GEMM_VERSIONS, fastest_gemm, version_for
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver
+from pyrt.kernels import REALS, Kernel, KernelLibrary
+
+FUSED, APART = "fused", "apart"
+"""What `Kernels.choose` says of the end of a network: one kernel, or its operations by themselves."""
+
+
+class Kernels:
+    """The project's kernels for one dtype.
+
+    Parameters
+    ----------
+    library: where the kernels come from
+    dtype: float32 or float64, of all numbers
+    gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
+    math: the accuracy of ``wgmma``, one of `COMPONENTS`, or of ``mma``, of `MMA_COMPONENTS`
+    """
+
+    def __init__(
+        self, library: KernelLibrary, dtype: DTypeLike, gemm: str = "auto", math: str = "float32"
+    ) -> None:
+        """Raise ValueError for words that are none of these."""
+        if gemm not in ("auto", *GEMM_VERSIONS):
+            raise ValueError(f"gemm is auto, {', '.join(GEMM_VERSIONS)}, not {gemm!r}")
+        self.library = library
+        self.real = REALS[np.dtype(dtype)]
+        self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
+        if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
+            raise ValueError(f"math of mma is {', '.join(MMA_COMPONENTS)}, not {math!r}")
+        self.math, self.components = math, COMPONENTS[math]
+        self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["float32"])
+
+    @property
+    def driver(self) -> Driver:
+        return self.library.driver
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        return self.gemm_version in ("mma", "wgmma")
+
+    @property
+    def uses_components(self) -> bool:
+        """Whether products read their operands as bf16 components, not as they are."""
+        return self.gemm_version == "wgmma"
+
+    def choose(self, work: Product | FusedClassifier) -> str:
+        """Choose the kernel of an operation on this device, by its sizes.
+
+        For a product: one of `GEMM_VERSIONS`. For the end of a network: `FUSED`, or `APART` where separate
+        kernels are faster, or the operations do not fit one kernel.
+        """
+        if isinstance(work, Product):
+            return self.gemm_for(*work.sizes)
+        _, hidden, classes = work.sizes
+        return FUSED if self.fuses_classifier(hidden, classes) else APART
+
+    def gemm_for(self, M: int, N: int, K: int) -> str:
+        """Choose the version of a matrix product of these sizes."""
+        return version_for(self.gemm_version, M, N, K, self.math)
+
+    def fuses_classifier(self, hidden: int, classes: int) -> bool:
+        """Whether one kernel does the end of a network with so many hidden units and classes."""
+        limit = self.driver.shared_memory
+        return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
+
+    def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
+        """Return a kernel of a file for this dtype; loaded once."""
+        return self.library.kernel(file, name, REAL=self.real, **constants)
+
+    def upload(self, packed: bytes) -> DeviceArray:
+        """Copy structs that kernels read to the device, (n,) uint8."""
+        return DeviceArray.from_host(self.driver, np.frombuffer(packed, np.uint8))

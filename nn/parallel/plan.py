@@ -1,0 +1,121 @@
+"""Who does what: how ranks are grouped, and which dimension of each layer's products is cut over a group.
+
+Ranks form a grid of groups and shards. Each group takes a part of every batch; the ranks of a group, its
+shards, cut the products of a layer in one of three ways:
+
+    samples   each its part of the group's samples, with all of W
+    rows      each some units: rows of W, from all that comes in
+    columns   each what some of the inputs contribute: columns of W; contributions are summed
+
+So a layer takes its inputs, and makes its outputs, in parts (`pyrt.redistribute.regions`) that may differ
+from layer to layer. Where they do, activations move between the ranks of the group in the forward pass, and
+their gradients in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nn.model.network import Network
+from pyrt.errors import UserError
+from pyrt.redistribute.regions import share
+
+SAMPLES, ROWS, COLUMNS = SPLITS = ("samples", "rows", "columns")
+"""Which dimension of a layer's products is cut."""
+
+BY_SAMPLES, BY_UNITS, WHOLE = "rows", "columns", "whole"
+"""How a matrix (samples, units) is spread over the ranks of a group."""
+
+_TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS}
+_MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A grid of ``groups`` of ``shards`` ranks, consecutive ones, and the split of each layer, 1 to L."""
+
+    groups: int
+    shards: int
+    splits: tuple[str, ...]
+    why: str = field(default="", compare=False)
+    """Empty where the user named it."""
+
+    @classmethod
+    def data(cls, ranks: int, layers: int) -> Plan:
+        """Every rank has all parameters and a part of each batch."""
+        return cls(ranks, 1, (SAMPLES,) * layers)
+
+    @classmethod
+    def model(cls, groups: int, shards: int, layers: int) -> Plan:
+        """No rank of a group has weights of another: rows, then columns, and so on; the last by columns."""
+        if shards == 1:
+            return cls.data(groups, layers)
+        splits = [ROWS if layer % 2 else COLUMNS for layer in range(1, layers)]
+        return cls(groups, shards, (*splits, COLUMNS))
+
+    @property
+    def ranks(self) -> int:
+        return self.groups * self.shards
+
+    @property
+    def is_data(self) -> bool:
+        """Whether there are no shards: nothing but gradients moves."""
+        return self.shards == 1
+
+    def takes(self, layer: int) -> str:
+        """Return the spread of a layer's inputs; layer L + 1 is the head, its inputs the logits."""
+        if layer <= len(self.splits):
+            return _TAKES[self.splits[layer - 1]]
+        # Labels come with images: where these are each rank's own, so are those.
+        return BY_SAMPLES if SAMPLES in (self.splits[0], self.splits[-1]) else WHOLE
+
+    def makes(self, layer: int) -> str:
+        """Return the spread of a layer's outputs; layer 0 is the images, gathered where they are needed."""
+        if layer == 0:
+            return BY_SAMPLES if self.splits[0] == SAMPLES else WHOLE
+        return _MAKES[self.splits[layer - 1]]
+
+    def sums_inputs(self, layer: int) -> bool:
+        """Whether each rank has but its part of the sum that is the gradient of a layer's inputs."""
+        return self.splits[layer - 1] == ROWS
+
+    def sums_outputs(self, layer: int) -> bool:
+        """Whether each rank has but its part of the sum that a layer makes."""
+        return self.splits[layer - 1] == COLUMNS
+
+    def over_all(self, layer: int) -> bool:
+        """Whether a layer's gradients are summed over all ranks, not over those of one shard alone."""
+        return self.splits[layer - 1] == SAMPLES
+
+    @property
+    def loss_over_all(self) -> bool:
+        """The same of the loss."""
+        return self.takes(len(self.splits) + 1) == BY_SAMPLES
+
+    def largest_group(self, batch: int) -> int:
+        """The most samples of a batch that a group gets."""
+        start, stop = share(batch, self.groups, 0)
+        return stop - start
+
+    def require_fits(self, network: Network, ranks: int) -> None:
+        """UserError where it is for other ranks or another network, or leaves a rank without weights."""
+        if self.ranks != ranks:
+            raise UserError(
+                f"a plan of {self.groups} x {self.shards} ranks: start {self.ranks} ranks, not {ranks}"
+            )
+        if len(self.splits) != network.depth:
+            raise UserError(f"a plan of {len(self.splits)} layers: {network} has {network.depth}")
+        for layer, split in zip(network.numbers, self.splits, strict=True):
+            size = network.sizes[layer if split == ROWS else layer - 1]
+            if split != SAMPLES and size < self.shards:
+                raise UserError(
+                    f"a plan that splits the {size} {split} of W{layer} over {self.shards} ranks: one would "
+                    "get none; use fewer shards or wider layers"
+                )
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        if self.is_data:
+            return f"data: {self.groups} part(s) of each batch{why}"
+        splits = ", ".join(f"W{layer} by {split}" for layer, split in enumerate(self.splits, 1))
+        return f"{self.groups} group(s) of {self.shards} shards: {splits}{why}"

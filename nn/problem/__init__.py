@@ -1,0 +1,1 @@
+"""What is to be trained, with which settings, and how far that has come."""

@@ -1,0 +1,58 @@
+"""A training problem: settings, data set, network, optimiser, and the batches that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nn.input import Dataset
+from nn.input.dataset import Samples
+from nn.input.schedule import Schedule
+from nn.input.validation_split import split
+from nn.model.network import Network
+from nn.optimisers.base import Optimiser
+from nn.problem.settings import Settings
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The same on every rank."""
+
+    settings: Settings
+    dataset: Dataset
+    """The rows that validate are its last."""
+    network: Network
+    optimiser: Optimiser
+    schedule: Schedule
+    description: Mapping[str, Any]
+    """All that it was made from, in types that JSON has: what a checkpoint must agree with."""
+    trains: bool = True
+    """False where the parameters are only scored."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        dataset: Dataset,
+        network: Network,
+        optimiser: Optimiser,
+        description: Mapping[str, Any],
+    ) -> Problem:
+        """Make the batches that follow from the settings."""
+        rows = split(len(dataset.images), settings.val_fraction)
+        samples = settings.samples or rows
+        schedule = Schedule(rows, samples, settings.batch, settings.epochs, settings.shuffle, settings.seed)
+        return cls(settings, dataset, network, optimiser, schedule, description)
+
+    @property
+    def validation(self) -> Samples | None:
+        """The part of the training set that is held out, if any."""
+        images, first = self.dataset.images, self.schedule.available
+        return (images[first:], self.dataset.labels[first:]) if first < len(images) else None
+
+    @property
+    def test(self) -> Samples | None:
+        """The test set, if there is one."""
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        return (images, labels) if images is not None and labels is not None else None

@@ -1,0 +1,203 @@
+"""The settings of a training, with their defaults, limits and help; options of the command line are more."""
+
+# ruff: noqa: RUF009 (option is dataclasses.field, with immutable defaults)
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn.input import placement, validation_split
+from nn.launch.gemm.components import COMPONENTS
+from nn.launch.gemm.versions import GEMM_VERSIONS
+from pyrt.errors import UserError, shown
+from pyrt.exchange.registry import choices
+
+ERRORS = STOP, WARN = ("stop", "warn")
+"""What to do when a checkpoint cannot be written."""
+
+DTYPES = ("float32", "float64")
+
+TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 5e-3, "bf16": 5e-2}
+"""Relative max norm up to which ``--check`` calls parameters equal, by dtype, in float32 by ``--math``."""
+
+
+def option(
+    default: Any,
+    help: str,
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    unoffered: Sequence[str] = (),
+) -> Any:
+    """Make a field of options; ``unoffered``: choices that Python has and the command line has not."""
+    metadata = {"help": help, "metavar": metavar, "choices": choices, "unoffered": unoffered}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a network is trained. Raises UserError for values that make no sense, each named by its option."""
+
+    batch: int = option(3000, "samples a step, over all ranks", "N")
+    epochs: int = option(
+        200, "passes over the training samples; 0: score and save the initial parameters", "N"
+    )
+    dtype: str = option("float32", "type of all arithmetic", choices=DTYPES)
+    samples: int | None = option(None, "training samples an epoch, repeated where there are fewer", "N")
+    val_fraction: float = option(0.1, "part of the training set held out for validation", "X")
+    val_split: str = option(
+        validation_split.TAIL,
+        "what is held out: the last rows, random ones, or as large a part of each class",
+        choices=validation_split.SPLITS,
+    )
+    shuffle: bool = option(True, "shuffle the training samples every epoch")
+    seed: int = option(0, "seed of initial weights, shuffling and --val-split", "N")
+    pixel_scale: float = option(255.0, "divisor of the pixels (1: raw pixels)", "X")
+    gemm: str = option(
+        "auto",
+        "version of the matrix product, where kernels compute it; auto: the fastest",
+        choices=("auto", *GEMM_VERSIONS),
+    )
+    math: str = option(
+        "float32",
+        "accuracy of products on tensor cores: float32's; operands of 11 to 16 bits (tf32); of 8 (bf16, "
+        "with --gemm wgmma alone)",
+        choices=tuple(COMPONENTS),
+    )
+    plan: str = option(
+        "data",
+        "what ranks split: data (each batch), model (weights by rows and columns), auto (what should be "
+        "fastest here, measured once), or a plan's JSON file",
+        "PLAN",
+    )
+    grid: str | None = option(
+        None, "with --plan model: G groups of M ranks that share the weights (default: one group)", "GxM"
+    )
+    exchange: str = option(
+        "auto",
+        "how gradients are summed over ranks; auto: the fastest that works here",
+        choices=("auto", *choices()),
+        unoffered=("local",),  # no exchange: for measurements
+    )
+    ranks_per_node: int | None = option(
+        None, "so many consecutive ranks count as a node, for --exchange peer and hierarchical", "K"
+    )
+    placement: str = option(
+        "auto",
+        "place of the training set: resident on the device, or streamed to it; auto: resident where it fits",
+        choices=placement.CHOICES,
+    )
+    graph: bool = option(
+        True,
+        "replay steps from graphs, else launch kernel by kernel; never with --profile or without kernels",
+    )
+    profile: bool = option(False, "wait for device and ranks at every phase, to see each phase's own time")
+    check_each: int | None = option(
+        None,
+        "run each operation of the first N steps in NumPy too, on the same inputs; name the first wrong one",
+        "N",
+    )
+    print_every: int | None = option(None, "print the loss every N steps", "N")
+    checkpoint: Path | None = option(
+        None, "a folder for checkpoints: all that --resume needs to go on as if never stopped", "DIR"
+    )
+    checkpoint_every: str = option("1ep", "with --checkpoint: steps, or epochs as 2ep, between two", "N[ep]")
+    resume: bool = option(False, "with --checkpoint: go on from the newest whole one, if there is one")
+    keep: int = option(3, "with --checkpoint: so many of the last ones stay, and the best by validation", "K")
+    checkpoint_errors: str = option(
+        "stop", "what to do when a checkpoint cannot be written: stop, or warn and go on", choices=ERRORS
+    )
+    tolerance: float | None = option(
+        None,
+        "relative max norm that --check allows (default: 1e-4; 1e-11 in float64; 5e-3, 5e-2 with --math "
+        "tf32, bf16)",
+        "X",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "samples", "print_every", "check_each", "ranks_per_node"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
+        require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")
+        for name in ("epochs", "seed"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
+        for name in ("pixel_scale", "tolerance"):
+            require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
+        fraction = self.val_fraction
+        require("val_fraction", fraction, 0 <= fraction < 1, "a number from 0 to below 1")
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata["choices"], getattr(self, field.name)
+            if choices and value not in (*choices, *field.metadata["unoffered"]):
+                require(field.name, value, False, f"one of {', '.join(choices)}")
+        require("keep", self.keep, self.keep >= 1, "a whole number, 1 or more")
+        if not re.fullmatch("[1-9][0-9]{0,14}(ep)?", self.checkpoint_every):
+            raise UserError(
+                f"--checkpoint-every {shown(self.checkpoint_every)}: must be steps, as 500, or epochs, as 2ep"
+            )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        with np.errstate(over="ignore"):
+            scale = np.dtype(self.dtype).type(self.pixel_scale)
+        require("pixel_scale", self.pixel_scale, 0 < scale < np.inf, f"a number that {self.dtype} can hold")
+        if self.checkpoint is None:
+            for name in ("resume", "checkpoint_every", "keep", "checkpoint_errors"):
+                if getattr(self, name) != getattr(Settings, name):
+                    raise UserError(f"{flag(name)}: goes with --checkpoint DIR")
+        if self.val_split != validation_split.TAIL and self.val_fraction == 0:
+            raise UserError("--val-split: nothing is held out with --val-fraction 0: leave one of them out")
+        if self.grid is not None and self.plan != "model":
+            raise UserError("--grid: goes with --plan model")
+        if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
+            raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
+        if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
+            raise UserError(
+                "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"
+            )
+
+    def steps_between_checkpoints(self, batches: int) -> int:
+        """Count the steps between two checkpoints, with so many batches an epoch."""
+        count = int(self.checkpoint_every.removesuffix("ep"))
+        return count * batches if self.checkpoint_every.endswith("ep") else count
+
+    @property
+    def check_tolerance(self) -> float:
+        accuracy = self.math if self.dtype == "float32" else self.dtype
+        return self.tolerance if self.tolerance is not None else TOLERANCES[accuracy]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of them in types that JSON has."""
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def at_least(value: int | None, least: int) -> bool:
+    """Whether a number, if given, is not below this."""
+    return value is None or value >= least
+
+
+def is_positive(value: float | None) -> bool:
+    """Whether a number, if given, is finite and above 0."""
+    return value is None or (math.isfinite(value) and value > 0)
+
+
+def require(name: str, value: object, holds: bool | np.bool, what: str) -> None:
+    """Raise UserError, which names the option, unless it holds."""
+    if not holds:
+        raise UserError(f"{flag(name)} {value}: must be {what}")
+
+
+def flag(name: str) -> str:
+    """Name the option of a field as the command line has it."""
+    return f"--{name.replace('_', '-')}"

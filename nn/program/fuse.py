@@ -1,0 +1,36 @@
+"""Rewrites a step's list for tensor cores: the same results from fewer launches and faster products.
+
+Fusing is a choice by shape: what does not fit stays as it was. A rule is a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nn.launch.gemm.components import ComponentPool, Components
+from nn.launch.kernels import Kernels
+from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
+from nn.program.fuse_classifier import FuseClassifier
+from nn.program.fuse_components import ComponentRules
+from nn.program.operations import Item
+from nn.program.rewrite import rewrite
+from pyrt.arrays import DeviceArray
+
+
+def fuse(
+    items: Sequence[Item],
+    kernels: Kernels | None,
+    pool: ComponentPool,
+    known: Sequence[tuple[DeviceArray, Components]] = (),
+) -> list[Item]:
+    """Return the list as it runs with these kernels; NumPy's (None) as it is.
+
+    ``known`` are matrices that are there as components when the step begins; others come from the pool.
+    """
+    if kernels is None or not kernels.uses_tensor_cores:
+        return list(items)
+    if kernels.uses_components:
+        rules = ComponentRules(kernels, pool, known).rules
+    else:
+        rules = [FuseClassifier(kernels), FuseEpilogue(kernels), FuseColumnSums(kernels)]
+    return rewrite(items, rules, kernels.driver)

@@ -1,0 +1,171 @@
+"""Rules for tensor cores that multiply bf16 components (kernels/gemm/wgmma.cu).
+
+- Each matrix is split once, before the first product that reads it. Pixels are gathered as a component, and
+  the update keeps the components of weights.
+- Bias and activation go into the product before them.
+- A product that reads nothing of what the operation before it writes need not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nn.launch.elementwise import BiasActivation
+from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
+from nn.launch.gemm.product import Epilogue, Product
+from nn.launch.gemm.wgmma import ComponentProduct
+from nn.launch.kernels import Kernels
+from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.program.fuse_classifier import FuseClassifier
+from nn.program.operations import BucketReady, Item, Operation
+from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes
+from pyrt.arrays import DeviceArray
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A matrix that is there as components, of which it is ``scale`` times the sum."""
+
+    array: DeviceArray
+    components: Components
+    scale: float = 1.0
+
+    def of(self, array: DeviceArray) -> _Known | None:
+        """The components of this array, or of a view of some of its columns."""
+        if same(array, self.array):
+            return self
+        columns = columns_within(array, self.array)
+        if columns is None or columns[0] % COLUMN_STEP:
+            return None
+        return replace(self, array=array, components=self.components.some_columns(*columns))
+
+
+class ComponentRules:
+    """The rules for one list, and which matrices are there as components at its present place."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        pool: ComponentPool,
+        known: Sequence[tuple[DeviceArray, Components]],
+    ) -> None:
+        self._kernels, self._take_components = kernels, pool.for_a_list()
+        self._known = [_Known(array, components) for array, components in known]
+        self._classifier = FuseClassifier(kernels, self._components_for_products)
+
+    @property
+    def rules(self) -> list[Rule]:
+        """In the order in which they are tried."""
+        return [self.classifier, self.pixels, self.product, self.other]
+
+    def classifier(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """The end of the network as one kernel; dZ as components where only products of them read it."""
+        known = len(self._known)
+        found = self._classifier(rest, done)
+        if found is None:
+            return None
+        new = self._known[known:]  # of dZ, which the kernel writes as components
+        self._known = self._known[:known]
+        self._forget(found.items)
+        self._known += new
+        return found
+
+    def _components_for_products(self, array: DeviceArray, later: Sequence[Item]) -> Components | None:
+        if not self._feeds_products_alone(array, later):
+            return None
+        components = self._take_components(self._kernels.components, *array.shape)
+        self._known.append(_Known(array, components))
+        return components
+
+    def pixels(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Pixels that bf16 holds, as they are, where only products read them: these scale their results."""
+        operation, *later = rest
+        work = operation.work if isinstance(operation, Operation) else None
+        if not isinstance(operation, Operation) or not isinstance(work, ScalePixels | GatherBatch):
+            return None
+        if not work.is_exact or not self._feeds_products_alone(work.X, later):
+            return None
+        components = self._take_components(1, *work.X.shape)
+        self._forget([operation])
+        self._known.append(_Known(work.X, components, 1 / work.scale))
+        return Replacement(1, [replace(operation, work=replace(work, components=components))])
+
+    def product(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """A product from components, its bias and activation in it; operands that are not split are split."""
+        operation = rest[0]
+        if not isinstance(operation, Operation) or not self._takes_components(operation):
+            return None
+        assert isinstance(operation.work, Product)
+        splits, (A, B) = self._split_operands(operation, operation.work)
+        read = [A.components.numbers, B.components.numbers]
+        starts_early = _may_start_early(read, [*done, *splits])
+        epilogue, count = _epilogue(operation.work, rest[1:2])
+        epilogue = replace(epilogue, alpha=A.scale * B.scale)
+        work = ComponentProduct(operation.work, A.components, B.components, epilogue, starts_early)
+        result = replace(operation, work=work, starts_early=starts_early)
+        self._forget([result])
+        return Replacement(count, [*splits, result])
+
+    def other(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """All else stays; what it writes is no longer there as components."""
+        self._forget(rest[:1])
+        return None
+
+    def _takes_components(self, item: Item) -> bool:
+        """Whether this is a product that is made from components."""
+        return (
+            isinstance(item, Operation)
+            and isinstance(item.work, Product)
+            and self._kernels.choose(item.work) == "wgmma"
+        )
+
+    def _feeds_products_alone(self, X: DeviceArray, later: Sequence[Item]) -> bool:
+        """Whether all that read X are products from components."""
+        return all(self._takes_components(item) for item in later if reads(item, X))
+
+    def _forget(self, items: Sequence[Item]) -> None:
+        """Components of matrices that these items write over."""
+        self._known = [known for known in self._known if not any(writes(item, known.array) for item in items)]
+
+    def _split_operands(
+        self, reader: Operation, product: Product
+    ) -> tuple[list[Operation], tuple[_Known, _Known]]:
+        """Return both operands as components, and the launch that splits those that are not yet split."""
+        found = [self._find(array) for array in product.reads]
+        new = {
+            place: _Known(array, self._take_components(self._kernels.components, *array.shape))
+            for place, array in enumerate(product.reads)
+            if found[place] is None
+        }
+        splits = []
+        if new:
+            work = Split(tuple((one.array, one.components) for one in new.values()))
+            splits = [Operation("split operands", reader.part, work, layer=reader.layer)]
+            self._known.extend(new.values())
+        A, B = (known or new[place] for place, known in enumerate(found))
+        return splits, (A, B)
+
+    def _find(self, array: DeviceArray) -> _Known | None:
+        """The array, if it is there as components."""
+        views = (known.of(array) for known in self._known)
+        return next((view for view in views if view is not None), None)
+
+
+def _epilogue(product: Product, later: Sequence[Item]) -> tuple[Epilogue, int]:
+    """The bias and activation behind a product, if any, and how many items both are."""
+    work = later[0].work if later and isinstance(later[0], Operation) else None
+    if isinstance(work, BiasActivation) and same(work.Z, product.D):
+        return Epilogue(bias=work.b, activation=work.activation), 2
+    return Epilogue(), 1
+
+
+def _may_start_early(read: Sequence[DeviceArray], done: Sequence[Item]) -> bool:
+    """Whether what reads these alone may begin beside the last operation that is done.
+
+    What an exchange queues in between writes nothing that the rest of a step reads; a redistribution does.
+    """
+    before = next((item for item in reversed(done) if not isinstance(item, BucketReady)), None)
+    if not isinstance(before, Operation) or before.starts_early:
+        return False
+    return not any(overlap(array, written) for array in read for written in before.writes)

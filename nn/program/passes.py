@@ -1,0 +1,195 @@
+"""The one description of a training step: a list of operations over arrays that stay where they are.
+
+Built once for each number of samples that a rank gets (a full batch, the short last one). The operations of a
+layer are in a file of its kind (nn/program/dense.py); here are their order, and what moves between ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from nn.input.source import Source
+from nn.launch.head import Head
+from nn.parallel.buckets import LOSS, Panel
+from nn.parallel.plan import BY_UNITS
+from nn.parallel.shard import Shard
+from nn.program import operations
+from nn.program.activations import Activations
+from nn.program.layer_operations import LayerOperations, operations_of
+from nn.program.operations import (
+    BACKWARD,
+    FORWARD,
+    BucketReady,
+    FinishRedistribution,
+    Item,
+    Operation,
+    StartRedistribution,
+)
+from nn.program.panels import split_into_panels
+from nn.program.rewrite import rewrite
+from pyrt.arrays import Arena, DeviceArray
+from pyrt.redistribute import Redistribution
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the passes through the network are made of; each is a list for so many samples of the group."""
+
+    part: Shard
+    parameters: Arena
+    activations: Activations
+    source: Source
+    scale: float
+    """Pixels are divided by it."""
+
+    def logits(self, samples: int) -> list[Item]:
+        """From the images to the logits, where the head takes them."""
+        items = self._forward(samples)
+        if not self._adds_bias:
+            depth = self.part.network.depth
+            items += _of_layer(depth, [self._add_output_bias(self.activations.taken(depth, samples))])
+        return _without_empty(items)
+
+    def gradients(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
+        """From the images to this rank's part of all gradients, for so many of the ``batch``'s samples."""
+        items = [
+            *self._forward(samples),
+            *self._head(gradients, panels, samples, batch),
+            *self._backward(gradients, panels, samples),
+        ]
+        return _without_empty(rewrite(items, [split_into_panels]))
+
+    @property
+    def _adds_bias(self) -> bool:
+        """Whether each rank adds its units' part of the output bias before the logits come together."""
+        return self.part.plan.makes(self.part.network.depth) == BY_UNITS
+
+    @property
+    def _output_bias(self) -> DeviceArray:
+        return self.parameters[f"b{self.part.network.depth}"]
+
+    def _forward(self, samples: int) -> list[Item]:
+        """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
+        X = self.activations.made(0, samples)
+        items: list[Item] = [operations.take_batch(self.source, X, self.scale)]
+        for layer in self.part.network.numbers:
+            items += _of_layer(layer, self._layer(layer, samples))
+        return items
+
+    def _operations(self, layer: int) -> LayerOperations:
+        return operations_of(self.part.network, layer, self.parameters)
+
+    def _layer(self, layer: int, samples: int) -> list[Item]:
+        part, activations, own = self.part, self.activations, self._operations(layer)
+        A, Z = activations.taken(layer - 1, samples), activations.made(layer, samples)
+        product = own.forward(A, Z)
+        items: list[Item] = [product]
+        items += _Moved.of(f"sum of {product.name}", FORWARD, part.sum_move(layer, samples), Z, Z).at_once
+        if layer < part.network.depth:
+            items.append(own.activate(Z))
+        elif self._adds_bias:
+            items.append(self._add_output_bias(Z))
+        move, taken = part.forward_move(layer, samples), activations.taken(layer, samples)
+        return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
+
+    def _add_output_bias(self, Z: DeviceArray) -> Operation:
+        return operations.bias_activation("output bias", Z, self._output_bias, "identity")
+
+    def _head(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
+        """Logits to dZ_L, where the output layer made Z_L, and to the loss."""
+        part, activations, depth = self.part, self.activations, self.part.network.depth
+        Z, losses = activations.taken(depth, samples), activations.losses(samples)
+        first = part.rows(depth + 1, samples)[0] - part.rows(1, samples)[0]
+        labels = self.source.labels.rows(first, first + Z.shape[0])
+        b = activations.no_bias if self._adds_bias else self._output_bias
+        items: list[Item] = [
+            operations.head(Head(part.network.loss, Z, b, labels, losses, 1 / batch)),
+            operations.column_sums(
+                "sum of losses", FORWARD, losses.reshape(losses.size, 1), gradients["loss"]
+            ),
+        ]
+        items += _leave(gradients, panels, LOSS, FORWARD)
+        move, made_back = part.backward_move(depth, samples), activations.made_back(depth, samples)
+        items += _Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once
+        return _of_layer(depth, items)
+
+    def _backward(self, gradients: Arena, panels: Sequence[Panel], samples: int) -> list[Item]:
+        """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
+        items: list[Item] = []
+        products = (f"backward GEMM {number}" for number in itertools.count(1))
+        for layer in reversed(self.part.network.numbers):
+            own, dZ = self._operations(layer), self.activations.made_back(layer, samples)
+            moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
+            A = self.activations.taken(layer - 1, samples)
+            weights = own.weight_gradient(next(products), A, dZ, gradients)
+            # While dZ_{l-1} moves the gradients of W_l are made.
+            mine = [own.bias_gradient(dZ, gradients), *moved.start, weights]
+            items += _of_layer(layer, [*mine, *_leave(gradients, panels, layer, BACKWARD), *moved.finish])
+        return items
+
+    def _below(self, layer: int, samples: int, product: str) -> _Moved:
+        """dZ_{l-1}, from dZ_l."""
+        activations, below = self.activations, layer - 1
+        taken, made = activations.taken_back(below, samples), activations.made_back(below, samples)
+        move = self.part.backward_move(below, samples)
+        moved = _Moved.of(f"move of gradients {below}", BACKWARD, move, taken, made)
+        dZ, A = activations.made_back(layer, samples), activations.made(below, samples)
+        multiply = self._operations(layer).input_gradient(product, dZ, taken)
+        through = self._operations(below).activation_gradient(A, made)
+        if move is None:
+            return _Moved([multiply, through])
+        return _Moved([multiply, *moved.start], [*moved.finish, through])
+
+
+def _of_layer(layer: int, items: Sequence[Item]) -> list[Item]:
+    return [replace(item, layer=layer) if isinstance(item, Operation) else item for item in items]
+
+
+def _leave(gradients: Arena, panels: Sequence[Panel], layer: int, part: str) -> list[BucketReady]:
+    """Where the buckets of a layer may leave; its product is split accordingly (nn/program/panels.py)."""
+    return [
+        BucketReady(
+            bucket,
+            part,
+            gradients.flat.rows(*panel.bucket),
+            (panel.start, panel.stop) if layer != LOSS else None,
+        )
+        for bucket, panel in enumerate(panels)
+        if panel.layer == layer
+    ]
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What starts a move, and what ends it."""
+
+    start: list[Item] = field(default_factory=list)
+    finish: list[Item] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, name: str, part: str, move: Redistribution | None, source: DeviceArray, target: DeviceArray
+    ) -> _Moved:
+        """Make the two items of a redistribution; without one there is nothing to do."""
+        if move is None:
+            return cls()
+        start = StartRedistribution(name, part, move, source, target)
+        return cls([start], [FinishRedistribution(start)])
+
+    @property
+    def at_once(self) -> list[Item]:
+        return [*self.start, *self.finish]
+
+
+def _without_empty(items: Sequence[Item]) -> list[Item]:
+    """The list of a rank that perhaps gets no sample: what is made of none is zero, if it is anything."""
+    result: list[Item] = []
+    for item in items:
+        if not isinstance(item, Operation) or all(array.size for array in item.reads):
+            result.append(item)
+        else:
+            zeros = (operations.zeros(item.name, item.part, array) for array in item.writes if array.size)
+            result += _of_layer(item.layer, list(zeros))
+    return result

@@ -1,0 +1,145 @@
+"""A network on one rank: parameters, their bf16 components, activations; gradients for training.
+
+Built on a device that is there or on the null device, where it tells what it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn.input.source import Source
+from nn.launch.gemm.components import ComponentPool, Components, Split
+from nn.launch.kernels import Kernels
+from nn.launch.update import LossRing
+from nn.optimisers.base import Optimiser
+from nn.parallel.buckets import gradient_layout, panels
+from nn.parallel.shard import Shard
+from nn.program.activations import Activations
+from nn.program.fuse import fuse
+from nn.program.operations import Item
+from nn.program.passes import Pass
+from nn.program.step import Wrap
+from nn.program.update import OptimiserState, ParameterUpdate
+from pyrt.arrays import Arena, DeviceArray, Layout
+from pyrt.driver import Driver
+from pyrt.kernels import in_order
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a rank computes: the type of its numbers, and its kernels; None where NumPy computes."""
+
+    dtype: str
+    kernels: Kernels | None
+    apart: bool = False
+    """Whether each operation is to be seen by itself: nothing is fused, and nothing keeps components."""
+    pixel_scale: float = 255.0
+    """Pixels are divided by it."""
+
+
+class RankModel:
+    """This rank's parameters on a device, and room for the activations of a ``batch``: to `start`."""
+
+    def __init__(self, driver: Driver, part: Shard, numbers: Numbers, batch: int) -> None:
+        self.part, self.network, self.numbers = part, part.network, numbers
+        self.driver, self.kernels = driver, numbers.kernels
+        with driver.ledger.of("weights"):
+            self.parameters = Arena(driver, Layout(part.shapes, numbers.dtype))
+        self.components = self._room_for_components()
+        self._pool = ComponentPool(driver)
+        self.activations = Activations(self.parameters, part, part.plan.largest_group(batch))
+        self._split_weights = None
+        if self.kernels is not None and self.components:
+            works = [Split((pair,)) for pair in self._known]
+            self._split_weights = in_order([work.on_device(self.kernels) for work in works])
+
+    def _room_for_components(self) -> dict[int, Components]:
+        """Components of the weights, for layers that run on tensor cores. The update keeps them current."""
+        kernels, result = self.kernels, {}
+        if kernels is None or not kernels.uses_components or self.numbers.apart:
+            return {}
+        for layer in layers_with_components(kernels, self.part):
+            with self.driver.ledger.of("weights", layer):
+                shape = self.parameters.layout.shapes[f"W{layer}"]
+                result[layer] = Components.empty(self.driver, kernels.components, *shape)
+        return result
+
+    @property
+    def _known(self) -> list[tuple[DeviceArray, Components]]:
+        """The weights that are there as components, with these."""
+        return [(self.parameters[f"W{layer}"], parts) for layer, parts in self.components.items()]
+
+    def start(self, values: dict[str, np.ndarray]) -> None:
+        """Give all parameters these values, of which this rank takes its part."""
+        self.parameters.set(self.part.cut(values))
+        if self._split_weights is not None:
+            stream = self.driver.create_stream()
+            self._split_weights(stream)
+            self.driver.synchronize_stream(stream)
+
+    def forward(self, source: Source, samples: int) -> list[Item]:
+        """List the operations from images to logits, for so many samples of the group."""
+        return self.fused(self.passes(source).logits(samples))
+
+    def fused(self, items: Sequence[Item]) -> list[Item]:
+        """Rewrite a list for this device's kernels; lists that run one after another share memory."""
+        if self.numbers.apart:
+            return list(items)
+        return fuse(items, self.kernels, self._pool, self._known)
+
+    def passes(self, source: Source) -> Pass:
+        """Return the pass over a batch that this source provides."""
+        scale = self.numbers.pixel_scale
+        return Pass(self.part, self.parameters, self.activations, source, scale)
+
+
+class TrainingArrays:
+    """What training adds to a model: gradients, what the optimiser keeps, and the buckets that leave."""
+
+    def __init__(self, model: RankModel, optimiser: Optimiser, exchanges: tuple[str, str]) -> None:
+        """``exchanges`` are those over all ranks, and over the ranks of a shard."""
+        driver, part = model.driver, model.part
+        self._model, self._optimiser = model, optimiser
+        with driver.ledger.of("gradients"):
+            self.gradients = Arena(driver, gradient_layout(part, model.numbers.dtype))
+        with driver.ledger.of("momentum"):
+            self.state = OptimiserState(driver, optimiser, model.parameters.layout)
+        self.panels = panels(part, self.gradients.layout, *exchanges)
+
+    def step(self, source: Source, batch: int) -> list[Item]:
+        """List the operations from the images to this rank's gradients, for its part of such a batch."""
+        model = self._model
+        start, stop = model.part.group_samples(batch)
+        work = model.passes(source)
+        return model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+
+    def update(
+        self, ring: LossRing | None = None, wrap: Wrap = lambda operation, queue: queue
+    ) -> ParameterUpdate:
+        """The update of the parameters; one without a ring does not end a step. For ``wrap``: see there."""
+        model = self._model
+        arrays = (model.parameters, self.gradients, self.state)
+        return ParameterUpdate(
+            model.network, self._optimiser, *arrays, model.kernels, ring, model.components, wrap
+        )
+
+    def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
+        """Take this rank's part of what the optimiser kept of all parameters after so many steps."""
+        for name, arrays in whole.items():
+            self.state.arenas[name].set(self._model.part.cut(dict(arrays)))
+        self.state.start(step)
+
+
+def layers_with_components(kernels: Kernels, part: Shard) -> list[int]:
+    """Return the layers whose products read their weights as components."""
+    result = []
+    for layer in part.network.numbers:
+        units, inputs = part.shapes[f"W{layer}"]
+        ends = layer == part.network.depth and part.plan.is_data
+        is_fused = ends and kernels.fuses_classifier(inputs, units)
+        if not is_fused and kernels.gemm_for(units, units, inputs) == "wgmma":
+            result.append(layer)
+    return result

@@ -1,0 +1,68 @@
+"""Adds up the losses and the time of each epoch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from nn.input.schedule import Schedule
+from nn.problem.progress import Epoch, Progress
+from nn.train.evaluation import Evaluator
+
+
+class EpochLog:
+    """The epochs of a run so far, and the sums of the current one.
+
+    The host reads the losses of several steps at once (nn/train/losses.py), perhaps of several epochs. Steps
+    read together share the time since the previous read, so the epochs add up to the time of training.
+    """
+
+    def __init__(self, schedule: Schedule, validation: Evaluator | None, start: Progress) -> None:
+        self._schedule, self._validation = schedule, validation
+        self.step = start.step
+        """So many steps have their losses here."""
+        self._epochs, self._total = list(start.epochs), start.loss_sum
+        self._seconds = self._seconds_per_sample = 0.0
+        self._shared_until = time.perf_counter()
+
+    @property
+    def progress(self) -> Progress:
+        """After the last step that was added."""
+        return Progress(self.step, list(self._epochs), self._total)
+
+    def share_time(self, steps: Sequence[int]) -> None:
+        """Share the time since the last call over these steps, in proportion to their samples.
+
+        To be called before they are added; without any steps the next call shares the time.
+        """
+        samples = sum(map(self._schedule.size, steps))
+        if samples:
+            self._seconds_per_sample = self._lap() / samples
+
+    def add(self, step: int, loss: float) -> Epoch | None:
+        """Add the loss of the next step. Returns its epoch where it is the last one of it, validated."""
+        self.step = step + 1
+        samples = self._schedule.size(step)
+        self._total += loss * samples
+        self._seconds += self._seconds_per_sample * samples
+        ends = self.step % self._schedule.batches == 0
+        return self._end(self._schedule.epoch(step) + 1) if ends else None
+
+    def _lap(self) -> float:
+        """Seconds since the last call."""
+        before, self._shared_until = self._shared_until, time.perf_counter()
+        return self._shared_until - before
+
+    def _end(self, number: int) -> Epoch:
+        loss, self._total = self._total / self._schedule.samples, 0.0
+        precision = held_out = None
+        if self._validation is not None:  # then all steps that were read together are of this epoch
+            scores = self._validation.scores()
+            precision, held_out = scores.precision, scores.loss
+            self._seconds += self._lap()
+        if held_out is not None and not math.isfinite(held_out):
+            held_out = None  # the next step's loss will say so, or the parameters
+        seconds, self._seconds = self._seconds, 0.0
+        self._epochs.append(Epoch(number, loss, precision, held_out, seconds))
+        return self._epochs[-1]

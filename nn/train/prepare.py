@@ -1,0 +1,135 @@
+"""Decides, before training allocates anything: exchange, plan, placement; checks that memory suffices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from nn.autotune.choice import AUTO, choose_plan, fastest_plan
+from nn.autotune.listed_step import Task
+from nn.checkpoints.resume_point import ResumePoint
+from nn.launch.gemm.mma import MMA_COMPONENTS
+from nn.launch.gemm.versions import common_gemm, fastest_gemm, runs_gemm
+from nn.launch.kernels import Kernels
+from nn.parallel.plan import Plan
+from nn.parallel.shard import Shard
+from nn.problem.problem import Problem
+from nn.problem.settings import Settings
+from nn.train.fit import Fitted, fit
+from nn.train.rank_resources import RankGroups, RankResources
+from pyrt.driver import Driver
+from pyrt.errors import UserError
+from pyrt.exchange.choose import ExchangeChoice
+from pyrt.kernels import KernelLibrary
+from pyrt.runtime import Runtime
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The decisions, the same on every rank but for the rank's own part."""
+
+    problem: Problem
+    resume_point: ResumePoint
+    part: Shard
+    ways: RankGroups
+    memory: Fitted
+
+
+def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Prepared:
+    """Decide all that is left open. Collective; UserError on all ranks for what cannot be."""
+    settings, driver, phases = problem.settings, runtime.driver, runtime.phases
+    resume_point = resume_point.of(problem)
+    choice = runtime.choose_exchange(resume_point.exchange(settings, driver), settings.ranks_per_node)
+    plan = _choose_plan(problem, runtime, choice, resume_point)
+    part = Shard(plan, problem.network, runtime.job.rank)
+    ways = RankGroups.of(choice, part)
+    with phases.phase("count memory"):
+        memory = fit(problem, part, ways, runtime.job, driver)
+    return Prepared(problem, resume_point, part, ways, memory)
+
+
+def _choose_plan(
+    problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint
+) -> Plan:
+    """The plan that is named, or was chosen before, or should be fastest."""
+    settings, network, job, plan = problem.settings, problem.network, runtime.job, None
+    chosen = resume_point.plan(network, runtime.driver)
+    with job.agree():
+        if job.rank == 0:  # a file may be on this rank's node alone
+            plan = chosen or (choose_plan(settings, network, job.size) if settings.plan != AUTO else None)
+    plan = job.comm.bcast(plan)
+    if plan is not None:
+        return plan
+    task = Task(
+        network, problem.schedule.batch, settings.dtype, problem.optimiser, settings.gemm, settings.math
+    )
+    with runtime.phases.phase("choose plan"):
+        return fastest_plan(job, runtime.driver, choice, task)
+
+
+def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
+    """Compile and load kernels, connect the ranks of a group. Collective; UserError on all ranks."""
+    problem, job, driver = prepared.problem, runtime.job, runtime.driver
+    kernels = _kernels(prepared, runtime) if driver.has_kernels else None
+    largest = prepared.part.largest_received(problem.schedule.batch)
+    return RankResources.make(
+        job, driver, runtime.phases, kernels, prepared.ways, problem.settings.dtype, largest
+    )
+
+
+def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
+    """The project's kernels; what the ranks of a node will load is compiled by one of them. Collective."""
+    settings, job = prepared.problem.settings, runtime.job
+    with job.agree():
+        library = KernelLibrary(runtime.driver)
+        kernels = Kernels(library, settings.dtype, settings.gemm, settings.math)
+    with runtime.phases.phase("compile kernels"), job.agree():
+        wanted = job.node.gather(prepared.memory.sources)
+        if wanted is not None:
+            library.compile_sources(source for sources in wanted for source in sources)
+    return kernels
+
+
+def replays_graphs(settings: Settings, driver: Driver) -> bool:
+    """Whether steps are replayed from graphs; with --profile or --check-each the host waits within a step."""
+    waits = settings.profile or settings.check_each is not None
+    return settings.graph and not waits and driver.has_kernels
+
+
+def with_common_gemm(settings: S, runtime: Runtime) -> S:
+    """Where ranks have GPUs of different kinds: with the product that all of them run, so that all compute
+    alike. Collective; UserError on all ranks where a device does not run what is asked for."""
+    architectures = set(runtime.job.comm.allgather(runtime.driver.architecture))
+    if settings.gemm == "auto" and len(architectures) > 1:
+        settings = replace(settings, gemm=common_gemm(settings.dtype, architectures))
+    with runtime.job.agree():
+        _require_gemm(settings, runtime.driver)
+    return settings
+
+
+def _require_gemm(settings: Settings, driver: Driver) -> None:
+    what, gemm, math = f"{driver.name}, {driver.device_name}", settings.gemm, settings.math
+    if gemm != "auto" and not driver.has_kernels:
+        raise UserError(
+            f"--gemm {gemm}: needs kernels, and {what}, runs none: use --device cuda or emulated, "
+            "or leave it out"
+        )
+    if driver.has_kernels and not runs_gemm(gemm, driver.architecture):
+        raise UserError(f"--gemm {gemm}: {what}, has no such tensor cores: use --gemm auto")
+    version = gemm_version(settings, driver)
+    if version == "mma" and driver.has_kernels and math not in MMA_COMPONENTS:
+        raise UserError(
+            f"--math {math}: needs --gemm wgmma, and {what}, takes mma for --gemm {gemm}: use --math tf32, "
+            "or leave it out"
+        )
+    if math != "float32" and (version not in ("mma", "wgmma") or not driver.has_kernels):
+        raise UserError(
+            f"--math {math}: goes with tensor cores, and {what}, takes none for --gemm {gemm}: leave it out"
+        )
+
+
+def gemm_version(settings: Settings, driver: Driver) -> str:
+    """The version of the matrix product for large sizes."""
+    return settings.gemm if settings.gemm != "auto" else fastest_gemm(settings.dtype, driver.architecture)

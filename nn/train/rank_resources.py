@@ -1,0 +1,87 @@
+"""What a network is trained with on this rank: its place in the job, device, streams, phases, kernels, and
+what connects it with other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nn.launch.kernels import Kernels
+from nn.parallel.shard import Shard
+from pyrt import redistribute
+from pyrt.driver import Driver
+from pyrt.exchange.choose import ExchangeChoice
+from pyrt.job import Job, agreed_by_some
+from pyrt.phases import Phases
+from pyrt.redistribute import Redistributor
+from pyrt.streams import Streams
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """How this rank exchanges what with whom."""
+
+    all: ExchangeChoice
+    """Gradients, with all ranks."""
+    shard: ExchangeChoice
+    """Gradients, with the ranks of the same shard: one of each group."""
+    group: ExchangeChoice
+    """Activations, with the ranks of its group."""
+
+    @classmethod
+    def of(cls, choice: ExchangeChoice, part: Shard) -> RankGroups:
+        """Collective."""
+        if part.plan.is_data:
+            return cls(choice, choice, replace(choice, name="local", job=choice.job.alone(), made=()))
+        return cls(choice, choice.among(part.shard), choice.among(part.group))
+
+    def close(self) -> None:
+        """Free the communicators of these choices. Collective."""
+        if self.shard is not self.all:
+            self.shard.close()
+        self.group.close()
+        self.all.close()
+
+    @property
+    def moves(self) -> str:
+        """How activations move: one of `pyrt.redistribute`."""
+        return self.group.redistribution
+
+
+@dataclass(frozen=True)
+class RankResources:
+    """What a network is trained with on this rank; ``kernels`` is None where NumPy computes."""
+
+    job: Job
+    driver: Driver
+    streams: Streams
+    phases: Phases
+    kernels: Kernels | None
+    ways: RankGroups
+    links: Redistributor
+    """Of the ranks of a group, whose activations move."""
+
+    @classmethod
+    def make(
+        cls,
+        job: Job,
+        driver: Driver,
+        phases: Phases,
+        kernels: Kernels | None,
+        ways: RankGroups,
+        dtype: DTypeLike,
+        largest: int,
+    ) -> RankResources:
+        """Connect the ranks, of which none receives more than ``largest`` elements at once. Collective.
+
+        Raises UserError, on all ranks, where a group cannot be connected so.
+        """
+        streams = Streams(driver)
+        setting = redistribute.RedistributionContext(
+            driver, streams, ways.group.job, phases, np.dtype(dtype), largest
+        )
+        with job.agree(), agreed_by_some(), driver.ledger.of("moves"):
+            links = redistribute.create(ways.moves, setting)
+        return cls(job, driver, streams, phases, kernels, ways, links)

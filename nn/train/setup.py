@@ -1,0 +1,55 @@
+"""All that a run allocates before its first step: on its device or, to see what it takes, on paper."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from nn.parallel.shard import Shard
+from nn.problem.problem import Problem
+from nn.program.rank_model import Numbers, RankModel
+from nn.train.evaluation import Evaluator, Samples
+from nn.train.rank_resources import RankResources
+from nn.train.training import Training
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run works with; the model is still to be started."""
+
+    model: RankModel
+    training: Training | None
+    """None where the run only evaluates."""
+    validation: Evaluator | None
+    test: Evaluator | None
+
+    def close(self) -> None:
+        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        if self.training is not None:
+            self.training.close()
+
+
+def set_up(problem: Problem, part: Shard, machine: RankResources, placement: str, graphs: bool) -> Setup:
+    """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs.
+
+    Collective. Raises UserError, on all ranks, where one has no memory left, or an exchange cannot work.
+    """
+
+    settings = problem.settings
+
+    def evaluator(samples: Samples | None) -> Evaluator | None:
+        return Evaluator(model, samples, machine) if samples is not None else None
+
+    with ExitStack() as opened:
+        with machine.job.agree():
+            numbers = Numbers(settings.dtype, machine.kernels, settings.profile, settings.pixel_scale)
+            model = RankModel(machine.driver, part, numbers, problem.schedule.batch)
+        training = None
+        if problem.trains:
+            training = Training(problem, model, machine, placement, graphs)
+            opened.enter_context(closing(training))
+        with machine.job.agree():
+            validation = evaluator(problem.validation) if problem.trains else None
+            test = evaluator(problem.test)
+        opened.pop_all()
+    return Setup(model, training, validation, test)

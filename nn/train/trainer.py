@@ -1,0 +1,234 @@
+"""Trains a network on this job's devices: what a program calls, and what train.py is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nn.checkpoints.metadata import Checkpoint, Metadata
+from nn.checkpoints.resume_point import open_resume_point
+from nn.files import onnx, parameters
+from nn.input.dataset import Dataset, Samples
+from nn.input.validation_split import TAIL, held_out_last
+from nn.model.initial import initial_values
+from nn.model.network import Network
+from nn.optimisers.base import Optimiser
+from nn.parallel import plan_files
+from nn.parallel.gather import gather_parameters
+from nn.problem.problem import Problem
+from nn.problem.progress import Epoch, Progress
+from nn.problem.settings import Settings
+from nn.train.evaluation import Evaluator, Scores
+from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_gemm
+from nn.train.setup import set_up
+from nn.train.training import Diverged, Training, Watcher
+from pyrt.runtime import Runtime
+
+_ENDLESS = 1_000_000
+"""Epochs of a training that a program stops."""
+
+
+class Trainer:
+    """A network, its optimiser and its data on the devices of a job. Every call is collective.
+
+    `close` lets go of what is not this process's own; so does the end of a ``with`` block.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        optimiser: Optimiser,
+        data: Dataset,
+        runtime: Runtime,
+        batch: int = 3000,
+        **settings: Any,
+    ) -> None:
+        """Make all that training needs; ``settings`` are other fields of `Settings`, as ``dtype="float64"``.
+
+        The parameters are drawn from the setting ``seed``. Raises UserError on all ranks for what cannot be.
+        """
+        wanted = with_common_gemm(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
+        if wanted.val_split != TAIL:
+            order = held_out_last(data.labels, wanted.val_fraction, wanted.val_split, wanted.seed)
+            data = replace(data, images=data.images[order], labels=data.labels[order])
+        problem = Problem.of(wanted, data, network, optimiser, _described(wanted, network, optimiser))
+        resume_point = open_resume_point(wanted, runtime.job, runtime.warn)
+        self._open(prepare(problem, runtime, resume_point), runtime)
+        self.start(None)
+
+    @classmethod
+    def of(cls, prepared: Prepared, runtime: Runtime) -> Trainer:
+        """Make all that a prepared training needs; it is to be started."""
+        trainer = cls.__new__(cls)
+        trainer._open(prepared, runtime)
+        return trainer
+
+    def _open(self, prepared: Prepared, runtime: Runtime) -> None:
+        problem = prepared.problem
+        self.problem, self.runtime = problem, runtime
+        self.resumed = prepared.resume_point
+        with runtime.job.agree():
+            prepared.memory.require_room(problem.settings.placement)
+        with ExitStack() as opened:
+            opened.callback(prepared.ways.close)
+            machine = open_resources(prepared, runtime)
+            opened.enter_context(closing(machine.links))
+            where, graphs = prepared.memory.placement, replays_graphs(problem.settings, runtime.driver)
+            with runtime.phases.phase("train setup"):
+                setup = opened.enter_context(closing(set_up(problem, prepared.part, machine, where, graphs)))
+            self._opened = opened.pop_all()
+        self._machine, self.setup, self.model = machine, setup, setup.model
+
+    def start(
+        self, initial: Mapping[str, np.ndarray] | None, checks: bool = False, watcher: Watcher | None = None
+    ) -> None:
+        """Begin at these parameters, or where the resume point is; None: they are drawn from the seed.
+
+        A training that ``checks`` will be compared with the reference, which begins there too.
+        """
+        problem, job = self.problem, self.runtime.job
+        with self.runtime.phases.phase("train setup"):
+            found = self.resumed = self.resumed.begun_at(initial, checks)
+            self.initial = initial or initial_values(
+                problem.network, problem.settings.dtype, problem.settings.seed
+            )
+            with job.agree():
+                self.model.start(found.parameters or dict(self.initial))
+                if self.setup.training is not None:
+                    self.setup.training.set_state(found.states, found.progress.step)
+        if self.setup.training is not None:
+            self.setup.training.begin(found.progress, self.setup.validation, watcher)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        self._opened.close()
+
+    @property
+    def training(self) -> Training:
+        """The steps; a trainer that only evaluates has none."""
+        assert self.setup.training is not None, "this trainer only evaluates"
+        return self.setup.training
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training has come."""
+        return self.training.progress
+
+    def epochs(self, count: int) -> Iterator[Epoch]:
+        """Train so many more epochs; yield each when it is over, and nothing behind it has begun."""
+        batches = self.problem.schedule.batches
+        for _ in range(count):
+            stop = (self.training.step // batches + 1) * batches
+            ended: list[Epoch] = []
+            while self.training.step < stop:
+                ended += self.training.advance(stop, self.training.most, stop.__eq__)
+            yield from ended
+
+    def step(self) -> float:
+        """Train one step; return its loss, the mean over its batch before it."""
+        self.training.advance(self.training.step + 1, 1, lambda step: True)
+        return self.training.loss
+
+    def evaluate(self, data: Dataset | Samples | None = None) -> Scores:
+        """Score the parameters on samples: a data set's test set, or images and labels; None: of the data."""
+        if data is None and self.setup.test is not None:
+            return self.setup.test.scores()
+        images, labels = _samples(data if data is not None else self.problem.dataset)
+        return Evaluator(self.model, (images, labels), self._machine).scores()
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Collect all parameters on rank 0; return an empty dict on others."""
+        return gather_parameters(self.model.part, self.model.parameters, self.runtime.job)
+
+    def save(self, path: str | Path) -> None:
+        """Write all parameters, and what the network is, to a file: .safetensors, all others .npz."""
+        whole, job = self.parameters(), self.runtime.job
+        with job.agree():
+            if job.rank == 0:
+                parameters.save(Path(path), whole, {"options": dict(self.problem.description)})
+
+    def export(self, path: str | Path) -> None:
+        """Write the network to an ONNX file: scaled pixels, float32 (N, D), to probabilities (N, classes)."""
+        whole, job = self.parameters(), self.runtime.job
+        with job.agree():
+            if job.rank == 0:
+                run = {"options": dict(self.problem.description)}
+                onnx.export(Path(path), self.problem.network, whole, run)
+
+    def snapshot(self, progress: Progress, environment: Mapping[str, Any]) -> Checkpoint | None:
+        """Make a checkpoint of now on rank 0. Raises Diverged where parameters are not finite."""
+        precision = self._precision_at(progress)
+        whole, states = self.parameters(), self.training.whole_state()
+        self._agree_on_finite(all(np.isfinite(array).all() for array in whole.values()))
+        if self.runtime.job.rank > 0:
+            return None
+        plan, found = plan_files.as_json(self.model.part.plan), self.resumed
+        description = dict(self.problem.description)
+        metadata = Metadata(
+            progress, precision, description, dict(environment), plan, found.data, found.initial
+        )
+        return Checkpoint(metadata, whole, states)
+
+    def _precision_at(self, progress: Progress) -> float | None:
+        """Return the validation accuracy of the parameters after these steps."""
+        validation = self.setup.validation
+        if validation is None:
+            return None
+        if progress.step % self.problem.schedule.batches == 0 and progress.epochs:
+            return progress.epochs[-1].validation_precision
+        return validation.scores().precision
+
+    def require_finite_parameters(self) -> None:
+        """Raise Diverged unless they are: a step's loss is that of the parameters before it."""
+        self._agree_on_finite(bool(np.isfinite(self.model.parameters.flat.to_host()).all()))
+
+    def _agree_on_finite(self, finite: bool) -> None:
+        """Raise Diverged on all ranks, unless the parameters that each knows of are."""
+        if not all(self.runtime.job.comm.allgather(finite)):
+            raise Diverged(
+                "the last step left parameters that are not finite: no result was written; try a smaller --lr"
+            )
+
+
+def _samples(data: Dataset | Samples) -> Samples:
+    """The samples that a data set is tested on, or those that are given."""
+    if not isinstance(data, Dataset):
+        return data
+    if data.test_images is None or data.test_labels is None:
+        raise ValueError(f"{data.name} has no test images: give images and labels")
+    return data.test_images, data.test_labels
+
+
+def _described(settings: Settings, network: Network, optimiser: Optimiser) -> dict[str, Any]:
+    """Describe a training in the words of the command line; activations that differ are listed by layer."""
+    hidden = [layer.function for layer in network.layers[:-1]]
+    rates: Mapping[str, Any] = asdict(optimiser)  # type: ignore[call-overload]
+    return {
+        **{"momentum": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "classes": None},
+        **settings.as_json(),
+        "hidden": [layer.units for layer in network.layers[:-1]],
+        "activation": hidden[0] if len(set(hidden)) == 1 else hidden,
+        "head": network.loss,
+        "optimiser": type(optimiser).__name__.lower(),
+        **rates,
+    }
+
+
+def require_finite(scores: Scores | None) -> None:
+    """Raise Diverged where the loss on the test set is not finite."""
+    if scores is not None and not math.isfinite(scores.loss):
+        raise Diverged(
+            f"the loss on the test set is {scores.loss}: no result was written; the parameters are too large"
+        )

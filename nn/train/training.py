@@ -1,0 +1,275 @@
+"""The loop: batches in, steps, sums over ranks, losses out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from nn.checkpoints.checkpointer import Checkpointer
+from nn.parallel.gather import gather_updated
+from nn.problem.problem import Problem
+from nn.problem.progress import Epoch, Progress
+from nn.program.operations import Item, Operation, skip_batch
+from nn.program.rank_model import RankModel, TrainingArrays
+from nn.program.step import EmptyStep, TrainingStep, bind
+from nn.train.check_each import TOLERANCES, CheckedOperation
+from nn.train.epoch_log import EpochLog
+from nn.train.evaluation import Evaluator
+from nn.train.losses import LossLog
+from nn.train.rank_resources import RankResources
+from nn.train.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, next_run
+from nn.train.training_batches import open_batches
+from nn.train.training_exchange import ExchangeOpener
+from pyrt.exchange import Exchange, QueueWork
+from pyrt.graphs import Recorder
+from pyrt.job import AgreedError
+from pyrt.redistribute import Redistributor
+
+READ_EVERY = 4
+"""Steps between two copies of their losses to the host, where the device computes beside it."""
+
+
+class Diverged(AgreedError):
+    """The loss is not finite. All ranks see it at the same step."""
+
+    code = 1
+
+
+class Watcher:
+    """Is told what goes on while a network trains; this one keeps it to itself."""
+
+    def queued(self, steps: int) -> None:
+        """Note that so many more steps are queued."""
+
+    def loss(self, step: int, epoch: int, loss: float) -> None:
+        """The loss of a step, both counted from 1, that ``print_every`` asks for."""
+
+
+class Training:
+    """A run's steps, built before the first one."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: RankModel,
+        machine: RankResources,
+        placement: str,
+        graphs: bool,
+    ) -> None:
+        """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs.
+
+        Collective. Raises UserError, on all ranks, where one has no memory left, or an exchange cannot work.
+        """
+        self._settings, self._schedule = problem.settings, problem.schedule
+        self._optimiser = problem.optimiser
+        self._model, self._machine = model, machine
+        self.printed: list[tuple[int, float]] = []
+        self.step = 0
+        """So many steps are queued."""
+        self.loss = math.nan
+        """Of the last step whose loss was read."""
+        self._graphs = graphs
+        with ExitStack() as opened:
+            with machine.job.agree():  # memory may end on one of them, and exchanges wait for all
+                self._allocate()
+                with machine.driver.ledger.of("batches"):
+                    made = open_batches(problem, model.part, machine, placement)
+                self._batches = opened.enter_context(closing(made))
+            opener = ExchangeOpener(model, self._arrays, machine, self._log.ring, self._checked)
+            self._exchange = opener.open(opened)
+            with machine.job.agree():
+                self._steps = self._make_all_steps()
+            self._opened = opened.pop_all()
+        ends = [self._batches.steps_at_once, problem.settings.print_every, self._steps_between_checkpoints()]
+        self._ends = [end for end in ends if end is not None]
+
+    def close(self) -> None:
+        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        self._opened.close()
+
+    def _steps_between_checkpoints(self) -> int | None:
+        if self._settings.checkpoint is None:
+            return None
+        return self._settings.steps_between_checkpoints(self._schedule.batches)
+
+    def _allocate(self) -> None:
+        model, machine = self._model, self._machine
+        driver, streams, phases = machine.driver, machine.streams, machine.phases
+        exchanges = machine.ways.all.name, machine.ways.shard.name
+        self._arrays = TrainingArrays(model, self._optimiser, exchanges)
+        self._panels = self._arrays.panels
+        self._iteration = phases.phase("batch iteration", streams.compute)
+        reading = phases.phase("losses device -> host")
+        with driver.ledger.of("losses"):
+            self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
+
+    def _steps_at_once(self) -> int:
+        """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
+        schedule, every = self._schedule, self._settings.print_every
+        if not (self._exchange.on_device and self._machine.links.on_device):
+            return 1
+        return min(MOST, schedule.samples // schedule.batch, self._batches.steps_at_once, every or MOST)
+
+    def _make_all_steps(self) -> dict[int, Steps]:
+        """Make the steps of each size of batch."""
+        machine = self._machine
+        self.most = self._steps_at_once() if self._graphs else 1
+        recorder = Recorder(machine.driver, machine.streams.compute, machine.phases) if self._graphs else None
+        return {size: self._make_steps(size, recorder) for size in self._schedule.sizes}
+
+    def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
+        """The steps with batches of this size."""
+        links = self._machine.links
+        if recorder is None:
+            return Launched(self._make_step(batch, self._exchange, links), self._exchange)
+        gate = Gate(self._exchange, recorder, len(self._panels))
+        step = self._make_step(batch, gate, GatedLinks(links, recorder, gate))
+        most = self.most if batch == self._schedule.batch else 1
+        return Replayed(step, self._exchange, recorder, most)
+
+    def _make_step(self, batch: int, exchange: Exchange, links: Redistributor) -> TrainingStep | EmptyStep:
+        """This rank's part of such a step; an empty one where its group gets no sample."""
+        machine = self._machine
+        start, stop = self._model.part.group_samples(batch)
+        if start == stop:
+            skip = bind(skip_batch(self._batches.cursor), machine.streams, machine.kernels)
+            return EmptyStep(
+                self._arrays.gradients, len(self._panels), machine.streams, machine.phases, exchange, skip
+            )
+        items = self._items(batch)
+        return TrainingStep(
+            items, machine.streams, machine.phases, machine.kernels, exchange, links, self._checked
+        )
+
+    def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
+        """The operation, checked against NumPy in the first steps where --check-each asks for it."""
+        steps, settings = self._settings.check_each, self._settings
+        if not steps:
+            return queue
+        accuracy = settings.math if settings.dtype == "float32" else settings.dtype
+        return CheckedOperation(operation, queue, steps, TOLERANCES[accuracy])
+
+    def _items(self, batch: int) -> list[Item]:
+        """From its images to this rank's gradients."""
+        source = self._batches.source(self._model.part.own_samples(batch)[0])
+        return self._arrays.step(source, batch)
+
+    def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
+        """Take this rank's part of what the optimiser kept after so many steps; without any: zeros."""
+        self._arrays.set_state(whole, step)
+
+    def whole_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """Gather all that the optimiser keeps of parameters on rank 0; empty dicts on others. Collective."""
+        part, job = self._model.part, self._machine.job
+        return {
+            name: gather_updated(part, arena.flat, self._exchange.updates, job)
+            for name, arena in self._arrays.state.arenas.items()
+        }
+
+    def operations(self) -> list[Operation]:
+        """List the operations of this rank's step for a full batch, in order, with the update as one."""
+        update = self._arrays.update(self._log.ring)
+        return [
+            *(item for item in self._items(self._schedule.batch) if isinstance(item, Operation)),
+            *update.operations(*(panel.bucket for panel in self._panels), ends_step=True),
+        ]
+
+    def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
+        """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
+        self._log_of_epochs = EpochLog(self._schedule, validation, start)
+        self._validation, self._watcher = validation, watcher or Watcher()
+        self.step = start.step
+        if start.step < self._schedule.steps:
+            self._log.start(start.step)
+            self._batches.start(start.step)
+
+    def advance(self, stop: int, most: int, reads: Callable[[int], bool]) -> list[Epoch]:
+        """Queue up to ``most`` steps, not past ``stop``; return the epochs whose last losses have been read.
+
+        Reads all pending losses when ``reads(step)`` is true. Raises Diverged, on all ranks, when a loss is
+        not finite.
+
+        Without validation the steps of an epoch are queued before the last losses of the one before are
+        read: the device never waits for the host in between.
+        """
+        run = Run(self.step, 1, False)
+        if self._graphs:
+            run = next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
+        self._queue(run)
+        self.step = run.stop
+        losses = self._log.read(run.stop, now=reads(run.stop) or self._waits(run.stop))
+        log, ended = self._log_of_epochs, []
+        log.share_time([step for step, _ in losses])
+        for step, loss in losses:
+            self._check(step, loss)
+            self.loss = loss
+            epoch = log.add(step, loss)
+            if epoch is not None:
+                ended.append(epoch)
+        self._watcher.queued(run.steps)
+        return ended
+
+    def epochs(self, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
+        """Train all steps that are left; yield each epoch when its last loss is known.
+
+        The ``checkpointer`` may keep checkpoints, and stop before the last step: see `progress`.
+        """
+        last, due = self._schedule.steps, False
+
+        def is_due(step: int) -> bool:
+            nonlocal due
+            due = checkpointer is not None and checkpointer.is_due(step, self._log_of_epochs.step)
+            return due
+
+        while self.step < last:
+            yield from self.advance(last, self.most, is_due)
+            if due and checkpointer is not None:
+                checkpointer.keep(self.progress)
+                if checkpointer.is_preempted:
+                    break
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training has come: after the last step whose loss was read."""
+        return self._log_of_epochs.progress
+
+    def _waits(self, stop: int) -> bool:
+        """Whether the losses of all steps before this one are read before others are queued.
+
+        NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
+        """
+        is_done = not self._machine.driver.has_kernels
+        ends_epoch = stop % self._schedule.batches == 0
+        is_validated = ends_epoch and self._validation is not None
+        return is_done or is_validated or self._prints(stop - 1) or stop == self._schedule.steps
+
+    def _queue(self, run: Run) -> None:
+        batches, last = self._batches, run.stop - 1
+        steps = self._steps[self._schedule.size(run.first)]
+        self._iteration.weight = run.steps
+        self._machine.phases.barrier()
+        with self._iteration:
+            batches.begin(run.first)
+            steps.start(run.steps, run.timed)
+            batches.end(last)
+            batches.prefetch(last)
+            steps.finish()
+
+    def _prints(self, step: int) -> bool:
+        every = self._settings.print_every
+        return every is not None and (step + 1) % every == 0
+
+    def _check(self, step: int, loss: float) -> None:
+        """Raise Diverged if the loss of a step is not finite; tell it if it is to be."""
+        epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss is {loss} at epoch {epoch}, step {batch}: no result was written; "
+                "try a smaller --lr"
+            )
+        if self._prints(step):
+            self.printed.append((step + 1, loss))
+            self._watcher.loss(step + 1, epoch, loss)

@@ -1,0 +1,102 @@
+"""nn/autotune/search.py: the best of all plans, as if each had been looked at."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from nn.autotune.listed_step import Task, on_null
+from nn.autotune.search import Search
+from nn.model.network import Network
+from nn.parallel.plan import SAMPLES, SPLITS, Plan
+from pyrt.driver.null import DeviceProperties
+from pyrt.errors import UserError
+from tests.nn.autotune.rates import HOPPER, random_rates
+
+HIDDEN = [(64,), (100, 40), (64, 200, 33)]
+
+
+def best_of_all(search: Search) -> float:
+    """The least seconds of any plan."""
+    depth, ranks = search.task.network.depth, search.ranks
+    plans = [
+        Plan(ranks // shards, shards, splits)
+        for shards in range(2, ranks + 1)
+        if ranks % shards == 0
+        for splits in itertools.product(SPLITS, repeat=depth)
+    ]
+    costs = [search.cost(plan) for plan in (Plan.data(ranks, depth), *plans)]
+    return min(cost.seconds for cost in costs if cost is not None and search.fits(cost))
+
+
+@pytest.mark.parametrize("exchange", ["peer", "host"])
+@pytest.mark.parametrize("device", [DeviceProperties(), HOPPER], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_plan_is_that_of_a_search_of_all(seed, device, exchange):
+    network = Network.dense((30, *HIDDEN[seed % 3], 10), "sigmoid", "softmax")
+    rates = random_rates(seed, device, exchange, ranks_per_node=(2, 8)[seed % 2])
+    search = Search(Task(network, (16, 300, 4000)[seed % 3]), (4, 8, 6)[seed % 3], rates)
+    cost = search.cost(search.best())
+    assert cost is not None
+    assert cost.seconds == pytest.approx(best_of_all(search), rel=1e-9)
+
+
+@pytest.mark.parametrize("device", [DeviceProperties(), HOPPER], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("exchange", ["peer", "blocking", "root"])
+def test_where_an_exchange_comes_last_sums_over_pairs_of_layers_are_the_costs(device, exchange):
+    network = Network.dense((30, 64, 200, 33, 10), "sigmoid", "softmax")
+    for ranks_per_node in (2, 8):
+        search = Search(Task(network, 300), 8, random_rates(3, device, exchange, ranks_per_node))
+        for shards in (2, 8):
+            sums = search.sums(shards)
+            assert len(sums) > 10
+            for parts, plan in sums:
+                cost = search.cost(plan)
+                assert cost is not None
+                assert parts.seconds == pytest.approx(cost.seconds, rel=1e-9)
+
+
+def test_a_plan_that_a_rank_has_no_memory_for_is_not_taken():
+    task = Task(Network.dense((30, 400, 400, 10), "sigmoid", "softmax"), 64)
+    rates = random_rates(0)
+    # So slow are links that to split samples alone is best.
+    slow = {kind: replace(link, gb_s=1e-6) for kind, link in rates.node.items()}
+    fast_sums = {**slow, "exchange": replace(rates.node["exchange"], us=0.0, message_us=0.0, gb_s=1e6)}
+    search = Search(task, 4, replace(rates, node=fast_sums))
+    assert search.best() == search.data
+    least = min(
+        cost.memory.total for cost in map(search.cost, [Plan.model(1, 4, 3), search.data]) if cost is not None
+    )
+    tight = Search(task, 4, replace(rates, node=fast_sums, memory_gb=1.01e-9 * least))
+    assert not tight.best().is_data
+    with pytest.raises(UserError, match="no plan for 4 rank"):
+        Search(task, 4, replace(rates, memory_gb=1e-9)).best()
+
+
+def test_one_rank_has_one_plan():
+    task = Task(Network.dense((30, 40, 10), "sigmoid", "softmax"), 64)
+    search = Search(task, 1, replace(random_rates(0), node={}))  # a job of one rank measures no links
+    assert search.best() == Plan.data(1, 2)
+    assert search.fork_and_join() is None
+
+
+def test_a_plan_of_samples_alone_is_called_data():
+    for seed in range(8):
+        task = Task(Network.dense((30, 40, 50, 10), "sigmoid", "softmax"), 64)
+        best = Search(task, 8, random_rates(seed)).best()
+        assert best.is_data == (set(best.splits) == {SAMPLES})
+
+
+def test_a_deep_network_takes_a_few_plans_a_layer(monkeypatch):
+    looked_at = []
+
+    def counted(*arguments, **named):
+        looked_at.append(arguments)
+        return on_null(*arguments, **named)
+
+    monkeypatch.setattr("nn.autotune.search.on_null", counted)
+    deep = Task(Network.dense((784, *[64] * 7, 10), "sigmoid", "softmax"), 4096)
+    Search(deep, 8, random_rates(1)).best()
+    assert len(looked_at) < 250  # of 3 grids that have 3^8 plans each

@@ -1,0 +1,98 @@
+"""nn/train/check_each.py: a right run passes, whatever runs it; an operation that is off is named."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from nn.app.options import Options
+from nn.app.run import run
+from nn.launch.elementwise import BiasActivation
+from nn.launch.gemm.product import Product
+from nn.launch.gemm.versions import runs_gemm
+from nn.launch.update import Update
+from nn.train.check_each import TOLERANCES, OperationIsOff, _difference
+from tests import standing_still
+
+SMALL = Options(hidden=(40, 33), batch=35, samples=70, epochs=1, val_fraction=0.0, check_each=2)
+
+
+def using(driver, **changes):
+    return dataclasses.replace(SMALL, device=driver.name, share_gpus=True, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gemm": "tiled", "dtype": "float64"},
+        {"gemm": "mma", "optimiser": "adam"},
+        {"gemm": "mma", "math": "tf32", "momentum": 0.9},
+        {"gemm": "wgmma", "hidden": (72,), "batch": 40},
+    ],
+    ids=str,
+)
+def test_a_right_run_passes(driver, changes):
+    if not runs_gemm(changes["gemm"], driver.architecture):
+        pytest.skip("needs other tensor cores")
+    run(using(driver, **changes))
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("changes", [{"exchange": "peer"}, {"exchange": "host"}, {"plan": "model"}], ids=str)
+def test_a_right_run_of_several_ranks_passes(driver, changes):
+    standing_still.allow()
+    run(using(driver, optimiser="adam", **changes))
+
+
+@pytest.mark.parametrize(
+    ("work", "name"),
+    [
+        (BiasActivation, "bias and activation 1"),
+        (Product, "forward GEMM 1"),
+        (Update, "step"),
+    ],
+)
+def test_an_operation_that_is_off_is_named(driver, monkeypatch, work, name):
+    """By a hundredth of its results, in NumPy: which of both is wrong nobody can tell."""
+    right = work.in_numpy
+
+    def wrong(self):
+        compute = right(self)
+
+        def off():
+            compute()
+            for array in self.results:
+                if array.dtype.kind == "f":
+                    array.host_view()[...] *= 1.01
+
+        return off
+
+    monkeypatch.setattr(work, "in_numpy", wrong)
+    with pytest.raises(OperationIsOff, match=rf"--check-each: ({name}) differs from NumPy by more than "):
+        run(using(driver, gemm="naive", profile=True))
+
+
+class TestDifference:
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_it_is_relative_to_the_largest_change(self, dtype):
+        rng = np.random.default_rng(0)
+        before, change = rng.standard_normal((2, 30)).astype(dtype)
+        expected = (before + 0.1 * change).astype(dtype)
+        found = expected.copy()
+        found[7] += 1e-2
+        largest = np.abs(expected.astype("f8") - before).max()
+        assert _difference(found, expected, before) == pytest.approx(1e-2 / largest, rel=1e-3)
+        assert _difference(expected, expected, before) == 0
+
+    def test_a_rounding_of_a_large_number_that_changes_little_is_none(self):
+        before = np.array([1e4, 1.0], np.float32)
+        expected = before + np.float32(1e-3)
+        found = expected.copy()
+        found[0] = np.nextafter(found[0], np.float32(np.inf))
+        assert _difference(found, expected, before) <= TOLERANCES["float32"]
+
+    def test_numbers_that_are_none_are_the_same_only_as_such(self):
+        nan = np.array([np.nan, 1.0])
+        assert _difference(nan, nan, np.zeros(2)) == 0
+        for found, expected in ((nan, np.ones(2)), (np.ones(2), nan)):
+            assert _difference(found, expected, np.zeros(2)) == np.inf
