@@ -1,4 +1,4 @@
-"""What a rank sends, counted where it is given to MPI, beside what nn/autotune/cost.py says of it."""
+"""Counts what a rank gives MPI to send, to compare with the prediction of nn/autotune/cost.py."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Operands:
 
     @property
     def on_device(self) -> launch.Product:
-        """What launches take."""
+        """Return the product of these operands, as launches take it."""
         return launch.Product(self.D, self.A, self.B, self.product.transpose_a, self.product.transpose_b)
 
     def fill(self, kind: str, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""What `experiments.correctness` trains: what its points have in common, and its figures tell of."""
+"""The points of `experiments.correctness`, shared by the study and its figures."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ GRADED: Point = {"hidden": 100, "batch": 800, "pixel_scale": 1.0, "start": "smal
 """Runs that CME 213 grades: raw pixels, and the small initial weights of the code that it hands out."""
 
 SMALL_DEVIATION = 0.01
-"""Of small initial weights: normal ones; biases are zero."""
+"""Standard deviation of small initial weights; biases are zero."""

@@ -121,7 +121,7 @@ def _case(hidden: int, batch: int) -> bench.Case:
 
 
 def _rates_of(name: str) -> Rates:
-    """Of a file of nn/autotune/machines."""
+    """Read the rates of a file of nn/autotune/machines."""
     from nn.autotune import rates
 
     return rates.load(Path(rates.__file__).parent / "machines" / f"{name}.json")

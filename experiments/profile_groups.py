@@ -6,7 +6,7 @@ ITERATION, START = "iteration", "start-up"
 """Parts: rows of the first are microseconds a step, of the second of the whole run."""
 
 WALL = "step (wall)"
-"""What stands for the phase in the row that has a step's wall time."""
+"""The name in place of a phase, in the row of a step's wall time."""
 
 IMAGES = "copying images host -> device"
 """A phase of each step, or of the start."""

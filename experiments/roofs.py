@@ -76,7 +76,7 @@ class Known(NamedTuple):
     rates: pd.Series
     transfers: pd.DataFrame
     peak_gflop_s: float
-    """Of the fastest products: of those alone, or of a step (of pixels, which are fewer components)."""
+    """The fastest products, alone or in a step (where pixels have fewer components)."""
     on_gpu: bool
 
     @classmethod
