@@ -31,6 +31,9 @@ _LAST_WORDS = 0.1
 _ABORT_SECONDS = 2
 """After which the system ends a rank whose launcher does not."""
 
+_LAUNCHER_ENDS = 1.0
+"""Seconds in which a launcher ends all ranks, once one of them was killed."""
+
 _MEETING = 5.0
 """Seconds in which all ranks come to their end, where one has left or failed."""
 
@@ -84,9 +87,18 @@ def fail(program: str, job: Job, error: BaseException) -> NoReturn:
     elif _is_of_output(error):
         print_error(program, f"what is printed finds no room ({error})")
     else:
+        _let_the_launcher_end(error)
         say_error(f"{program}: rank {job.rank} of {job.size} failed:\n{traceback.format_exc()}", end="")
         code = 1
     _abort(job, code)
+
+
+def _let_the_launcher_end(error: BaseException) -> None:
+    """Wait a moment after an MPI error: if a killed rank is its cause, the launcher says so and ends all."""
+    from mpi4py import MPI
+
+    if isinstance(error, MPI.Exception):
+        time.sleep(_LAUNCHER_ENDS)
 
 
 def drop_output() -> int:
