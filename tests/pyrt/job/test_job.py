@@ -189,6 +189,16 @@ class TestEnd:
         assert "ValueError: a bug on one rank" in done.stderr
         assert done.stderr.count("Traceback") == 1
 
+    def test_where_mpi_fails_for_a_killed_rank_the_launcher_tells_of_that(self, tmp_path: Path) -> None:
+        done = end(start(2, "mpi_fails_for_a_killed_rank", tmp_path, recording=False))
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+
+    def test_where_mpi_fails_otherwise_there_is_a_traceback(self, tmp_path: Path) -> None:
+        done = end(start(1, "mpi_fails", tmp_path))
+        assert done.returncode != 0
+        assert "jobs.py: rank 0 of 1 failed:\nTraceback" in done.stderr
+
 
 def under_way(name: str, folder: Path, recording: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
     """A job of three ranks, and their processes, which have told them."""

@@ -114,6 +114,24 @@ def failure_later(job: Job) -> int:
     return 0
 
 
+def mpi_fails_for_a_killed_rank(job: Job) -> int:
+    """Rank 1 is killed just after rank 0's call of MPI has failed."""
+    from mpi4py import MPI
+
+    job.comm.Barrier()
+    if job.rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise MPI.Exception(MPI.ERR_OTHER)
+
+
+def mpi_fails(job: Job) -> int:
+    """A call of MPI is wrong."""
+    from mpi4py import MPI
+
+    raise MPI.Exception(MPI.ERR_OTHER)
+
+
 def endless(job: Job) -> int:
     """Say which process each rank is, then wait inside MPI for a message that nobody sends."""
     _tell_process(job.rank)
