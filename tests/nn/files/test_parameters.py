@@ -1,4 +1,4 @@
-"""nn/files/parameters.py: initial values; files of parameters, whole and damaged."""
+"""nn/files/parameters.py, npz_parameters.py: files of parameters, whole and damaged."""
 
 import io
 import json
@@ -11,66 +11,13 @@ import pytest
 
 from nn.files import npz_parameters, parameters
 from nn.model.initial import initial_values
-from nn.model.network import Network
 from pyrt.errors import UserError
-
-NETWORK = Network.dense((6, 5, 3), "sigmoid", "softmax")
-
-
-@pytest.fixture
-def arrays():
-    return initial_values(NETWORK, "float64", 0)
+from tests.nn.files.made import NETWORK, load
 
 
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "parameters.npz"
-
-
-def load(file, dtype="float64"):
-    return parameters.load(file, NETWORK, dtype)
-
-
-@pytest.fixture
-def refused(file):
-    """Checks that the file is refused in one line that names the option, the file and all of ``words``."""
-
-    def check(*words, dtype="float64"):
-        with pytest.raises(UserError) as caught:
-            load(file, dtype)
-        message = str(caught.value)
-        assert message.startswith(f"--init {file}: ")
-        assert "\n" not in message
-        assert all(word in message for word in words), message
-
-    return check
-
-
-# initial values
-
-
-@pytest.mark.parametrize(
-    ("activation", "variance"), [("sigmoid", 16 * 2 / 700), ("tanh", 2 / 700), ("relu", 2 / 400)]
-)
-def test_initial_weights_have_the_variance_their_activation_asks_for_and_biases_are_zero(
-    activation, variance
-):
-    network = Network.dense((400, 300, 200), activation, "softmax")
-    values = initial_values(network, "float32", 0)
-    assert {name: array.shape for name, array in values.items()} == network.shapes
-    for name, expected in (("W1", variance), ("W2", 2 / 500)):  # W2 is the output layer's
-        assert values[name].var() == pytest.approx(expected, rel=0.03)
-        assert abs(values[name].mean()) < 0.02 * np.sqrt(expected)
-    assert not values["b1"].any() and not values["b2"].any()
-
-
-def test_initial_values_follow_from_the_seed_in_every_dtype():
-    first, again, other = (initial_values(NETWORK, "float64", seed) for seed in (1, 1, 2))
-    single = initial_values(NETWORK, "float32", 1)
-    for name in ("W1", "W2"):
-        np.testing.assert_array_equal(first[name], again[name])
-        np.testing.assert_array_equal(first[name].astype(np.float32), single[name])
-        assert (first[name] != other[name]).any()
 
 
 # files

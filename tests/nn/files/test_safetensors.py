@@ -9,42 +9,17 @@ import pytest
 
 from nn.files import parameters, safetensors
 from nn.model.initial import initial_values
-from nn.model.network import Network
 from pyrt.errors import UserError
+from tests.nn.files.made import NETWORK, load
 
 package = pytest.importorskip("safetensors", reason="make test installs it")
 
-NETWORK = Network.dense((6, 5, 3), "sigmoid", "softmax")
 RUN = {"options": {"hidden": [5]}, "test_precision": None}
-
-
-@pytest.fixture
-def arrays():
-    return initial_values(NETWORK, "float64", 0)
 
 
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "parameters.safetensors"
-
-
-def load(file, dtype="float64"):
-    return parameters.load(file, NETWORK, dtype)
-
-
-@pytest.fixture
-def refused(file):
-    """Checks that the file is refused in one line that names the option, the file and all of ``words``."""
-
-    def check(*words, dtype="float64"):
-        with pytest.raises(UserError) as caught:
-            load(file, dtype)
-        message = str(caught.value)
-        assert message.startswith(f"--init {file}: ")
-        assert message.isprintable() and len(message) < 500
-        assert all(word in message for word in words), message
-
-    return check
 
 
 def pack(header, content=b""):
