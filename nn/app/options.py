@@ -13,7 +13,7 @@ from typing import Any
 
 from nn.input.dataset import MOST_CLASSES
 from nn.model.network import ACTIVATIONS, LOSSES, Network
-from nn.optimisers import OPTIMISERS, Adam, Sgd
+from nn.optimisers import OPTIMISERS, rates_of
 from nn.optimisers.base import Optimiser
 from nn.problem.settings import Settings, at_least, flag, is_positive, option, require
 from pyrt import devices
@@ -154,10 +154,8 @@ class Options(Settings):
 
     def make_optimiser(self) -> Optimiser:
         """The optimiser with its rates."""
-        assert self.lr is not None, "set above"
-        if self.optimiser == "sgd":
-            return Sgd(self.lr, self.momentum, self.reg)
-        return Adam(self.lr, self.beta1, self.beta2, self.eps, self.reg)
+        rates: dict[str, Any] = {name: getattr(self, name) for name in rates_of(self.optimiser)}
+        return OPTIMISERS[self.optimiser](**rates)
 
     @property
     def _files(self) -> list[str]:

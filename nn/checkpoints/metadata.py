@@ -12,21 +12,18 @@ from nn.files.digest import digest
 from nn.input import Dataset
 from nn.input.schedule import Schedule
 from nn.model.network import Network
+from nn.optimisers import rates_of
 from nn.problem.progress import Progress
 from pyrt.errors import UserError, shown
 
 _SAME = (
-    *("hidden", "activation", "head", "reg", "batch", "optimiser", "lr", "momentum", "beta1", "beta2", "eps"),
-    "dtype",
+    *("hidden", "activation", "head", "batch", "optimiser", "dtype"),
     *("samples", "classes", "val_fraction", "val_split", "shuffle", "seed", "pixel_scale"),
 )
-"""Options without which another network would be trained, or on other batches. A checkpoint that lacks one is
-older than the option, and was made with its default then."""
+"""Options that decide, like the optimiser's rates, which network is trained, on which batches. A checkpoint
+that lacks one is older than the option, and was made with its default then."""
 
-_OLDER_DEFAULTS = {
-    **{"classes": None, "val_split": "tail"},
-    **{"optimiser": "sgd", "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
-}
+_OLDER_DEFAULTS = {"classes": None, "val_split": "tail", "optimiser": "sgd"}
 """The defaults of options that checkpoints may lack."""
 
 _OLDER = (
@@ -58,7 +55,7 @@ class Metadata:
 
         ``now`` is the description of this run.
         """
-        for name in _SAME:
+        for name in (*_SAME, *rates_of(now["optimiser"])):
             kept, asked = self.options.get(name, _OLDER_DEFAULTS.get(name)), now[name]
             if kept != asked:
                 raise UserError(

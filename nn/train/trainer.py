@@ -216,7 +216,7 @@ def _described(settings: Settings, network: Network, optimiser: Optimiser) -> di
     hidden = [layer.function for layer in network.layers[:-1]]
     rates: Mapping[str, Any] = asdict(optimiser)  # type: ignore[call-overload]
     return {
-        **{"momentum": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "classes": None},
+        "classes": None,
         **settings.as_json(),
         "hidden": [layer.units for layer in network.layers[:-1]],
         "activation": hidden[0] if len(set(hidden)) == 1 else hidden,

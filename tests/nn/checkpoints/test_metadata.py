@@ -55,9 +55,6 @@ class TestMetadata:
             ({"lr": 0.5}, "--lr 0.07"),
             ({"momentum": 0.5}, f"--momentum {Options.momentum}"),
             ({"optimiser": "adam"}, "with --optimiser sgd, this run is with --optimiser adam"),
-            ({"beta1": 0.5}, f"--beta1 {Options.beta1}"),
-            ({"beta2": 0.5}, f"--beta2 {Options.beta2}"),
-            ({"eps": 0.5}, f"--eps {Options.eps}"),
             ({"dtype": "float64"}, "with --dtype float32, this run is with --dtype float64"),
             ({"samples": 9}, "without --samples, this run is with --samples 9"),
             ({"val_fraction": 0.5}, "--val-fraction 0.1"),
@@ -72,6 +69,19 @@ class TestMetadata:
         with pytest.raises(UserError, match="--resume: the checkpoint was made ") as caught:
             made(7).metadata.require_fits(Options(**changes).as_json(), self.SCHEDULE, "digest")
         assert words in str(caught.value)
+
+    @pytest.mark.parametrize("rate", ["lr", "beta1", "beta2", "eps", "reg"])
+    def test_another_training_with_adam_may_not(self, rate: str) -> None:
+        kept = made(7, optimiser="adam").metadata
+        kept.require_fits(Options(optimiser="adam").as_json(), self.SCHEDULE, "digest")
+        now = Options(optimiser="adam", **{rate: 0.5})
+        with pytest.raises(UserError, match=f"with --{rate} .*, this run is with --{rate} 0.5: give"):
+            kept.require_fits(now.as_json(), self.SCHEDULE, "digest")
+
+    def test_rates_that_the_optimiser_does_not_have_decide_nothing(self) -> None:
+        for kept, more in (("sgd", {"beta1": 0.5, "eps": 0.5}), ("adam", {"momentum": 0.5})):
+            now = Options(optimiser=kept, **more)
+            made(7, optimiser=kept).metadata.require_fits(now.as_json(), self.SCHEDULE, "digest")
 
     def test_a_checkpoint_older_than_an_option_was_made_with_its_default(self) -> None:
         metadata = made(7).metadata
