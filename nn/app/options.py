@@ -13,8 +13,8 @@ from typing import Any
 
 from nn.input.dataset import MOST_CLASSES
 from nn.model.network import ACTIVATIONS, LOSSES, Network
-from nn.optimisers import OPTIMISERS, rates_of
-from nn.optimisers.base import Optimiser
+from nn.optimisers import OPTIMISERS
+from nn.optimisers.base import Optimiser, rates_of
 from nn.problem.settings import Settings, at_least, flag, is_positive, option, require
 from pyrt import devices
 from pyrt.errors import UserError, shown
@@ -154,8 +154,9 @@ class Options(Settings):
 
     def make_optimiser(self) -> Optimiser:
         """The optimiser with its rates."""
-        rates: dict[str, Any] = {name: getattr(self, name) for name in rates_of(self.optimiser)}
-        return OPTIMISERS[self.optimiser](**rates)
+        kind = OPTIMISERS[self.optimiser]
+        rates: dict[str, Any] = {name: getattr(self, name) for name in rates_of(kind)}
+        return kind(**rates)
 
     @property
     def _files(self) -> list[str]:

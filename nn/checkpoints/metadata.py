@@ -12,7 +12,7 @@ from nn.files.digest import digest
 from nn.input import Dataset
 from nn.input.schedule import Schedule
 from nn.model.network import Network
-from nn.optimisers import rates_of
+from nn.optimisers.base import Optimiser, rates_of
 from nn.problem.progress import Progress
 from pyrt.errors import UserError, shown
 
@@ -50,12 +50,14 @@ class Metadata:
     initial: str
     """Digest of the parameters of --init at step 0; empty where they were drawn from the seed."""
 
-    def require_fits(self, now: Mapping[str, Any], schedule: Schedule, data: str) -> None:
+    def require_fits(
+        self, now: Mapping[str, Any], optimiser: Optimiser, schedule: Schedule, data: str
+    ) -> None:
         """UserError where this run would train another network, or with other samples, or not so far.
 
         ``now`` is the description of this run.
         """
-        for name in (*_SAME, *rates_of(now["optimiser"])):
+        for name in (*_SAME, *rates_of(optimiser)):
             kept, asked = self.options.get(name, _OLDER_DEFAULTS.get(name)), now[name]
             if kept != asked:
                 raise UserError(

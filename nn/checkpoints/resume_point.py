@@ -63,7 +63,9 @@ class ResumePoint:
             if self.folder is not None:
                 data = digest_of_data(problem.dataset, schedule.used, schedule.available)
                 if self.checkpoint is not None:
-                    self.checkpoint.metadata.require_fits(problem.description, schedule, data)
+                    self.checkpoint.metadata.require_fits(
+                        problem.description, problem.optimiser, schedule, data
+                    )
                     self.checkpoint.require_arrays(problem.network, dtype, problem.optimiser.states)
         return replace(self, data=data)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,3 +58,8 @@ class Slices:
     decayed: int
     clock: np.ndarray
     scratch: np.ndarray
+
+
+def rates_of(optimiser: Any) -> list[str]:
+    """List the rates of an optimiser or its class: fields of the dataclass, named as the options are."""
+    return [field.name for field in fields(optimiser)]

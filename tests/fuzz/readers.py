@@ -44,6 +44,7 @@ from nn.parallel.plan import SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
 from tests.nn.autotune.rates import HOPPER, random_rates
+from tests.nn.checkpoints.made import require_fits
 from tests.nn.input.conftest import pack_idx
 
 with contextlib.suppress(ImportError):  # a reader that is watched imports nothing
@@ -252,7 +253,7 @@ def require_checkpoint(found: Checkpoint) -> None:
         assert np.isreal([epoch.loss, epoch.seconds, epoch.validation_precision or 0.0]).all()
     try:
         found.require_arrays(NETWORK, "float64", _RUN.make_optimiser().states)
-        found.metadata.require_fits(_RUN.as_json(), Schedule(6, 6, 3, 9, True, 0), "digest")
+        require_fits(found.metadata, _RUN, Schedule(6, 6, 3, 9, True, 0), "digest")
     except UserError as error:
         assert str(error).isprintable() and len(str(error)) < 1000
 

@@ -15,6 +15,7 @@ import numpy as np
 from nn.app.options import Options
 from nn.checkpoints import files
 from nn.checkpoints.metadata import Checkpoint, Metadata
+from nn.input.schedule import Schedule
 from nn.model.network import Network
 from nn.problem.progress import Epoch, Progress
 
@@ -47,6 +48,10 @@ def made(
         "",
     )
     return Checkpoint(metadata, parameters, dict(zip(states, kept, strict=True)))
+
+
+def require_fits(metadata: Metadata, now: Options, schedule: Schedule, data: str) -> None:
+    metadata.require_fits(now.as_json(), now.make_optimiser(), schedule, data)
 
 
 def equal(one: Checkpoint, other: Checkpoint) -> bool:

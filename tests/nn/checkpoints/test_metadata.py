@@ -17,7 +17,7 @@ from nn.input.schedule import Schedule
 from nn.optimisers import Adam, Sgd
 from nn.problem.progress import Progress
 from pyrt.errors import UserError
-from tests.nn.checkpoints.made import NETWORK, made
+from tests.nn.checkpoints.made import NETWORK, made, require_fits
 
 
 class TestMetadata:
@@ -26,7 +26,7 @@ class TestMetadata:
     SCHEDULE = Schedule(50, 50, 10, 3, True, 0)
 
     def test_the_same_run_may(self) -> None:
-        made(7).metadata.require_fits(Options().as_json(), self.SCHEDULE, "digest")
+        require_fits(made(7).metadata, Options(), self.SCHEDULE, "digest")
 
     @pytest.mark.parametrize(
         "changes",
@@ -42,7 +42,7 @@ class TestMetadata:
         ],
     )
     def test_what_changes_no_network_may_change(self, changes: dict[str, Any]) -> None:
-        made(7).metadata.require_fits(Options(**changes).as_json(), self.SCHEDULE, "digest")
+        require_fits(made(7).metadata, Options(**changes), self.SCHEDULE, "digest")
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -67,54 +67,54 @@ class TestMetadata:
     )
     def test_another_training_may_not(self, changes: dict[str, Any], words: str) -> None:
         with pytest.raises(UserError, match="--resume: the checkpoint was made ") as caught:
-            made(7).metadata.require_fits(Options(**changes).as_json(), self.SCHEDULE, "digest")
+            require_fits(made(7).metadata, Options(**changes), self.SCHEDULE, "digest")
         assert words in str(caught.value)
 
     @pytest.mark.parametrize("rate", ["lr", "beta1", "beta2", "eps", "reg"])
     def test_another_training_with_adam_may_not(self, rate: str) -> None:
         kept = made(7, optimiser="adam").metadata
-        kept.require_fits(Options(optimiser="adam").as_json(), self.SCHEDULE, "digest")
+        require_fits(kept, Options(optimiser="adam"), self.SCHEDULE, "digest")
         now = Options(optimiser="adam", **{rate: 0.5})
         with pytest.raises(UserError, match=f"with --{rate} .*, this run is with --{rate} 0.5: give"):
-            kept.require_fits(now.as_json(), self.SCHEDULE, "digest")
+            require_fits(kept, now, self.SCHEDULE, "digest")
 
     def test_rates_that_the_optimiser_does_not_have_decide_nothing(self) -> None:
         for kept, more in (("sgd", {"beta1": 0.5, "eps": 0.5}), ("adam", {"momentum": 0.5})):
             now = Options(optimiser=kept, **more)
-            made(7, optimiser=kept).metadata.require_fits(now.as_json(), self.SCHEDULE, "digest")
+            require_fits(made(7, optimiser=kept).metadata, now, self.SCHEDULE, "digest")
 
     def test_a_checkpoint_older_than_an_option_was_made_with_its_default(self) -> None:
         metadata = made(7).metadata
         for option in ("val_split", "classes", "optimiser", "beta1", "beta2", "eps"):
             del metadata.options[option]
-        metadata.require_fits(Options().as_json(), self.SCHEDULE, "digest")
+        require_fits(metadata, Options(), self.SCHEDULE, "digest")
         with pytest.raises(UserError, match="with --val-split tail, this run is with --val-split stratified"):
-            metadata.require_fits(Options(val_split="stratified").as_json(), self.SCHEDULE, "digest")
+            require_fits(metadata, Options(val_split="stratified"), self.SCHEDULE, "digest")
         with pytest.raises(UserError, match="without --classes, this run is with --classes 12"):
-            metadata.require_fits(Options(classes=12).as_json(), self.SCHEDULE, "digest")
+            require_fits(metadata, Options(classes=12), self.SCHEDULE, "digest")
         with pytest.raises(UserError, match="with --optimiser sgd, this run is with --optimiser adam"):
-            metadata.require_fits(Options(optimiser="adam").as_json(), self.SCHEDULE, "digest")
+            require_fits(metadata, Options(optimiser="adam"), self.SCHEDULE, "digest")
 
     def test_other_data_may_not(self) -> None:
         metadata = made(7).metadata
         said = "other training or validation data: give the same --data, or another --checkpoint folder"
         with pytest.raises(UserError, match=f"{said}$"):
-            metadata.require_fits(Options().as_json(), self.SCHEDULE, "other")
+            require_fits(metadata, Options(), self.SCHEDULE, "other")
         del metadata.options["val_split"]
         with pytest.raises(
             UserError, match=rf"{said} \(it is of an older version, .* --val-fraction 0\.29: "
         ):
-            metadata.require_fits(Options().as_json(), self.SCHEDULE, "other")
+            require_fits(metadata, Options(), self.SCHEDULE, "other")
 
     def test_a_run_that_ends_before_it_may_not(self) -> None:
-        made(15).metadata.require_fits(Options(epochs=3).as_json(), self.SCHEDULE, "digest")
+        require_fits(made(15).metadata, Options(epochs=3), self.SCHEDULE, "digest")
         with pytest.raises(UserError, match="is of step 16, and --epochs 3 end at 15"):
-            made(16).metadata.require_fits(Options(epochs=3).as_json(), self.SCHEDULE, "digest")
+            require_fits(made(16).metadata, Options(epochs=3), self.SCHEDULE, "digest")
 
     def test_epochs_that_are_not_those_of_its_step_may_not(self) -> None:
         metadata = replace(made(7).metadata, progress=Progress(7, [], 0.0))
         with pytest.raises(UserError, match="step 7, but tells of 0 epochs"):
-            metadata.require_fits(Options().as_json(), self.SCHEDULE, "digest")
+            require_fits(metadata, Options(), self.SCHEDULE, "digest")
 
     @pytest.mark.parametrize("what", ["parameters", "m", "v"])
     @pytest.mark.parametrize("kind", ["missing", "more", "shape", "dtype"])
