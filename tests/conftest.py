@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from nn.launch.kernels import Kernels
+from pyrt.cache import kernel_folder
 from pyrt.driver import Driver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.emulated.compile import compiler
@@ -48,6 +49,7 @@ def no_kernels() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    kernel_folder()  # a process keeps the one that it finds first: not that of a test that moves the cache
     standing_still.start()
     config.pluginmanager.register(standing_still.Clock())
     config.pluginmanager.register(rank_pool)

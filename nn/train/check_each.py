@@ -160,11 +160,13 @@ def _moved(value: Any, driver: Driver) -> Any:
 
 
 def _merged_spans(arrays: Iterator[DeviceArray]) -> list[tuple[int, int]]:
-    """The bytes that the arrays lie in, from a pointer to behind the last; spans that touch are one."""
+    """The bytes that the arrays lie in, from a pointer to behind the last; those that overlap are one.
+
+    Spans that only touch stay apart: they may be two allocations, and CUDA copies from one at a time."""
     spans = sorted({(array.pointer, _end(array)) for array in arrays if array.size})
     merged: list[tuple[int, int]] = []
     for start, stop in spans:
-        if merged and start <= merged[-1][1]:
+        if merged and start < merged[-1][1]:
             merged[-1] = merged[-1][0], max(stop, merged[-1][1])
         else:
             merged.append((start, stop))

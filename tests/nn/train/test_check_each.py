@@ -11,7 +11,9 @@ from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import runs_gemm
 from nn.launch.update import Update
-from nn.train.check_each import TOLERANCES, OperationIsOff, _difference
+from nn.train.check_each import TOLERANCES, OperationIsOff, _difference, _merged_spans
+from pyrt.arrays import DeviceArray
+from pyrt.driver.cpu import CpuDriver
 from tests import standing_still
 
 SMALL = Options(hidden=(40, 33), batch=35, samples=70, epochs=1, val_fraction=0.0, check_each=2)
@@ -70,6 +72,14 @@ def test_an_operation_that_is_off_is_named(driver, monkeypatch, work, name):
     monkeypatch.setattr(work, "in_numpy", wrong)
     with pytest.raises(OperationIsOff, match=rf"--check-each: ({name}) differs from NumPy by more than "):
         run(using(driver, gemm="naive", profile=True))
+
+
+def test_arrays_that_overlap_are_copied_at_once_and_those_that_touch_apart():
+    """CUDA refuses a copy from two allocations, which may lie side by side."""
+    whole = DeviceArray.empty(CpuDriver(), (10, 4), "float32")
+    start = whole.pointer
+    first, second, last = (whole.rows(*rows) for rows in ((0, 4), (4, 8), (7, 10)))
+    assert _merged_spans(iter([first, second, last])) == [(start, start + 64), (start + 64, start + 160)]
 
 
 class TestDifference:
