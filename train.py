@@ -1,6 +1,7 @@
-"""Train a fully connected network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
+"""Train a network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
 
-The story of a run: start the job, read the options, train (nn/app/run.py), say what came out.
+`main` reads the options and says what came out. `train` is the story of a run: find what it resumes from,
+open the device, read the data, make the network and its optimiser, decide how ranks share the work, train.
 """
 
 from __future__ import annotations
@@ -9,24 +10,26 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyrt.job import Job, run
+from pyrt.job import Job, join, run
 from pyrt.job.process_times import launch_start, process_start
+from pyrt.job.signals import defer_stops
 from pyrt.phases import Phases
 
-if TYPE_CHECKING:  # at run time only once MPI has started, see main
+if TYPE_CHECKING:  # at run time only once MPI has started: NumPy's BLAS takes the threads that it is given
     from nn.app.console import Console
+    from nn.app.options import Options
     from nn.app.report import Report
 
 
 def main(job: Job) -> int:
-    """Exit code of one rank: 0, or 1 where the check failed."""
+    """Run the command line; return the exit code of one rank: 0, or 1 where the check failed."""
     phases = Phases(launch_start())
     phases.charge("start mpirun", process_start())
     phases.charge("start Python and MPI", time.perf_counter())
     with phases.phase("import packages"):
-        # Only now: NumPy's BLAS takes the number of threads that the job has set.
         from nn.app.command_line import parse
         from nn.files.write import STDOUT
         from pyrt.devices import wake
@@ -39,8 +42,8 @@ def main(job: Job) -> int:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # what the run says
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
+            from nn.app import load, pipeline, start  # noqa: F401 (they import the rest)
             from nn.app.console import Console
-            from nn.app.run import run as train
         console = Console(speaking=job.rank == 0, quiet=options.quiet)
         report = train(options, job, phases, console)
         with job.agree():
@@ -50,6 +53,48 @@ def main(job: Job) -> int:
                 if options.json is not None:
                     report.write_json(options.json)
     return 0 if report.passed else 1
+
+
+def train(
+    options: Options, job: Job | None = None, phases: Phases | None = None, console: Console | None = None
+) -> Report:
+    """Do what the options say, on all ranks of the job (default: all of MPI's); silent without a console.
+
+    Collective. Raises UserError, on all ranks, for what cannot be done; Diverged for a loss that is not
+    finite.
+    """
+    from nn.app import environment, load, pipeline, start
+    from nn.app.console import Console
+    from nn.app.memory_table import show_memory
+    from nn.app.network_of_file import with_network_of_file
+    from nn.app.report import Report, gather_phases
+    from nn.train.fit import largest
+    from nn.train.prepare import prepare, with_common_gemm
+    from nn.train.trainer import Trainer
+
+    job, phases = job or join(), phases or Phases(time.perf_counter())
+    console = console or Console(speaking=False)
+    if options.checkpoint is not None:
+        defer_stops()  # from here on a signal asks for a last checkpoint
+    start.require_alike(options, job)
+    with console.saying_log(), start.open_resume_point(options, job, phases, console) as resume_point:
+        start.require_files(options, job)
+        options = with_network_of_file(options, job)
+        reading = load.begin(options, job)
+        with start.open_runtime(options, job, phases, console) as runtime:
+            data = load.finish(reading, runtime, console)
+            options = with_common_gemm(options, runtime)
+            problem = load.make_problem(options, data, job)  # the network, its optimiser, its batches
+            prepared = prepare(problem, runtime, resume_point)  # exchange, plan, place of the data, memory
+            pipeline.save_plan(options, prepared.part.plan, job)
+            needs = largest(prepared.memory.needs, job)
+            report = Report(options.as_json(), environment.describe(prepared, runtime), memory=needs)
+            if options.memory:
+                show_memory(report, prepared, console, job)
+            else:
+                with Trainer.of(prepared, runtime) as trainer:
+                    report = pipeline.Pipeline(options, trainer, report, console).run()
+    return replace(report, phases=gather_phases(job, phases.times()))
 
 
 def conclude(report: Report, console: Console) -> None:

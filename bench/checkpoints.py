@@ -179,8 +179,8 @@ def measure(job: Job, case: Case, device: str, folder: Path) -> Measured | None:
 
     Raises UserError, on all ranks, where what was written is no good checkpoint.
     """
-    from nn.app.run import run as train
     from nn.checkpoints.checkpointer import SNAPSHOT
+    from train import train
 
     without, within = Watch(), Watch()
     train(options_of(case, device, None), job, console=without)

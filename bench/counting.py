@@ -52,11 +52,11 @@ def sent_in_run(options: Options, plan: Plan, folder: Path, job: Job) -> Counter
 
     Only of ways through host memory: what goes over peer memory MPI does not see. Collective.
     """
-    from nn.app.run import run
     from nn.parallel import plan_files
+    from train import train
 
     path, counted = folder / "plan.json", Counter[str]()
     if job.rank == 0:
         plan_files.save(path, plan)
-    run(replace(options, plan=str(path)), replace(job, comm=CountingComm(job.comm, counted)))  # type: ignore[arg-type]
+    train(replace(options, plan=str(path)), replace(job, comm=CountingComm(job.comm, counted)))  # type: ignore[arg-type]
     return counted

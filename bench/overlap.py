@@ -137,7 +137,7 @@ def epochs_of_window(seconds: float) -> int:
 
 def windows(job: Job, case: Case, epochs: int) -> list[float]:
     """Seconds a step in each window of so many epochs, by this rank's clock. Collective."""
-    from nn.app.run import run as train
+    from train import train
 
     ours, counted = Ours(), WARM_UP + WINDOWS * epochs
     # And one more: at the end all losses are waited for, and the last ones follow each other at once.

@@ -147,8 +147,8 @@ def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
 def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: Length) -> list[float]:
     """Of a step, of each epoch that counts: not of the last one, whose losses are read sooner than those of
     others. Collective."""
-    from nn.app.run import run as train
     from nn.parallel import plan_files
+    from train import train
 
     path = Path(folder) / "plan.json"
     if job.rank == 0:

@@ -144,7 +144,7 @@ def soak_options(device: str, checkpoints: Path) -> Options:
 
 
 def main(job: Job) -> int:
-    from nn.app.run import run as train
+    from train import train
 
     with job.agree():
         parser = Parser("soak.py", __doc__)

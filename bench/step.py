@@ -124,7 +124,7 @@ def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Opt
 
 def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
     """Train some epochs in each case, as `train.py` does, and add the times. Collective."""
-    from nn.app.run import run as train
+    from train import train
 
     for case, times in ours.items():
         steps = -(-SAMPLES // case.batch)
@@ -133,7 +133,7 @@ def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
 
 def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
     """What differs from the NumPy reference after three steps. Collective."""
-    from nn.app.run import run as train
+    from train import train
 
     for case in cases:
         report = train(our_options(case, 3, 1, check=True), job)

@@ -85,8 +85,8 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """A row an epoch; a loss that is not finite ends it with one of infinite loss."""
     from nn.app.options import Options
-    from nn.app.run import run
     from nn.train.training import Diverged
+    from train import train
 
     options = Options(
         hidden=(point["hidden"],),
@@ -97,7 +97,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
         device=point["device"],
     )
     try:
-        report = run(options, job)
+        report = train(options, job)
     except Diverged:
         return [{"epoch": 1, "loss": math.inf, "validation_precision": 0.0, "test_precision": 0.0}]
     precision = report.test.precision if report.test is not None else None

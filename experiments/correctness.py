@@ -112,7 +112,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """A row for each epoch after which weights are compared: those of a run that ends there, as what a run
     does in an epoch does not depend on how many follow."""
-    from nn.app.run import run
+    from train import train
 
     weights = folder / WEIGHTS
     options, epochs = _options(point, weights), _compared(point)
@@ -121,7 +121,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
             _make_reference(point, options, epochs, weights)
     rows = []
     for epoch in epochs:
-        run(dataclasses.replace(options, epochs=epoch), job)
+        train(dataclasses.replace(options, epochs=epoch), job)
         if job.rank == 0:
             rows.append(_row(options, epoch, _reference_file(point, epoch, weights)))
     return rows

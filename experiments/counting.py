@@ -181,12 +181,12 @@ class CountingComm:
 
 @contextmanager
 def _counting(counted: Counter[Any]) -> Iterator[None]:
-    """Within the block `nn.app.run.run` opens counting drivers, and NumPy's products count by (M, N, K)."""
+    """Within the block `train` opens counting drivers, and NumPy's products count by (M, N, K)."""
     import numpy as np
 
-    from nn.app import run
+    from nn.app import start
 
-    open_device, matmul = run.open_device, np.matmul
+    open_device, matmul = start.open_device, np.matmul
 
     def opened(*arguments: Any) -> Any:
         device = open_device(*arguments)
@@ -196,7 +196,7 @@ def _counting(counted: Counter[Any]) -> Iterator[None]:
         counted[A.shape[0], B.shape[1], A.shape[1]] += 1
         return matmul(A, B, **others)
 
-    with patch.object(run, "open_device", opened), patch.object(np, "matmul", multiplied):
+    with patch.object(start, "open_device", opened), patch.object(np, "matmul", multiplied):
         yield
 
 
@@ -206,14 +206,14 @@ def count(point: Point, job: Job) -> Counter[Any]:
     What is done once, and the test at the end, are in both runs alike. An epoch is one step: what is set up
     depends on its length.
     """
-    from nn.app.run import run
+    from train import train
 
     of_runs = []
     for steps in (FEW, MORE):
         counted = Counter[Any]()
         comm: Any = CountingComm(job.comm, counted, 4)
         with _counting(counted):
-            run(options_of(point, 1, steps, graph=False), replace(job, comm=comm))
+            train(options_of(point, 1, steps, graph=False), replace(job, comm=comm))
         of_runs.append(counted)
     few, more = of_runs
     return Counter({what: (more[what] - few[what]) / (MORE - FEW) for what in more})

@@ -205,12 +205,12 @@ def _known_rates(job: Job, folder: Path) -> Rates:
 def _step(point: Point, job: Job, folder: Path) -> list[Row]:
     """The time of a step, that of its products, what it does, and what the cost model expects. Collective."""
     from bench.step import WARM_UP, Ours
-    from nn.app.run import run
     from nn.autotune.cost import Costing
+    from train import train
 
     rates, steps = _known_rates(job, folder), point["steps"]
     # And one more: at the end all losses are waited for, and the last ones follow each other at once.
-    report = run(counting.options_of(point, steps, WARM_UP + WINDOW * WINDOWS + 1), job)
+    report = train(counting.options_of(point, steps, WARM_UP + WINDOW * WINDOWS + 1), job)
     if job.rank > 0:
         return []
     ours = Ours()
@@ -264,9 +264,9 @@ def _transfers(point: Point, job: Job) -> list[Row]:
     An epoch is one step, so that a batch's rows go up by themselves. Of MPI's sums the bytes are those that a
     rank of a ring sends, all of a step in one.
     """
-    from nn.app.run import run
+    from train import train
 
-    report = run(counting.options_of(point, 1, LONG, profile=True), job)
+    report = train(counting.options_of(point, 1, LONG, profile=True), job)
     if job.rank > 0:
         return []
     moved = counting.transfers(counting.listed_step(point, job.size), job.size)

@@ -176,10 +176,10 @@ def epochs_of_window(seconds: float) -> int:
 def _windows(job: Job, options: Options, steps: int, epochs: int) -> tuple[list[float], str]:
     """Seconds a step in each window of so many epochs, by this rank's clock; the exchange. Collective."""
     from bench.step import WARM_UP, Ours
-    from nn.app.run import run
+    from train import train
 
     # And one more: at the end a GPU's losses are waited for, and the last ones follow each other at once.
-    report = run(replace(options, epochs=WARM_UP + WINDOWS * epochs + 1), job)
+    report = train(replace(options, epochs=WARM_UP + WINDOWS * epochs + 1), job)
     ours = Ours()
     ours.add(report, steps, epochs)
     return ours.wall[:WINDOWS], report.environment["exchange"]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from pyrt.driver import Driver
 from pyrt.job import join
 from pyrt.kernels import KernelLibrary
+from train import train
 
 SMALL = Options(hidden=(9, 7), batch=20, epochs=1, val_fraction=0.1, share_gpus=True)
 
@@ -73,7 +73,7 @@ def check(driver: Driver, data: str, case: dict[str, Any], monkeypatch: pytest.M
     options = dataclasses.replace(SMALL, device=driver.name, data=job.comm.bcast(data), **case)
     with monkeypatch.context() as patched:
         notes = Notes(type(driver), patched)
-        run(options, job)
+        train(options, job)
     loaded = job.comm.allgather(notes.loaded)
     compiled = job.comm.bcast(notes.compiled)
     assert compiled == set.union(*loaded) != set(), case

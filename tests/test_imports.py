@@ -74,5 +74,5 @@ def test_the_order_names_every_package() -> None:
 
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("def late():\n    from nn.app import run\n")
+    wrong.write_text("def late():\n    from nn.app import start\n")
     assert [package_of(name) for name in imports_of(wrong)] == ["nn.app"]

@@ -103,7 +103,7 @@ def test_what_the_readme_leaves_in_the_checkout_is_ignored_by_git():
     ]
     sources = [
         "tools/run.sh",
-        "nn/app/run.py",
+        "nn/app/start.py",
         "data/mnist5k.npz",
         "nn/autotune/machines/h200.json",
         "docs/slurm.sh",

@@ -1,22 +1,44 @@
-"""Reads the data set of a run, and finds what is suspicious in it."""
+"""Reads the data set of a run on rank 0, and sends it to all; makes the training problem of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from nn.app.console import Console
 from nn.app.options import Options
+from nn.files import onnx
 from nn.input import Dataset, Wanted, suspicious
 from nn.input import load as load_data
 from nn.input.validation_split import TAIL, held_out_last, split
 from nn.problem.problem import Problem
 from pyrt.errors import UserError
+from pyrt.job import Job
+from pyrt.runtime import Runtime
+from pyrt.workers import Early
+
+Reading = Early[tuple[Dataset, list[str]]]
+"""A data set that a thread reads, and warnings."""
 
 
-def problem_of(options: Options, dataset: Dataset) -> Problem:
-    """Make what the options ask for of a data set. Raises UserError for a network that cannot be."""
-    network = options.make_network(dataset.images.shape[1], dataset.classes)
-    problem = Problem.of(options, dataset, network, options.make_optimiser(), options.as_json())
-    return replace(problem, trains=not options.evaluate)
+def begin(options: Options, job: Job) -> Reading | None:
+    """Begin to read, on rank 0, beside the start of the device, which takes longer."""
+    return Early(partial(load, options)) if job.rank == 0 else None
+
+
+def finish(reading: Reading | None, runtime: Runtime, console: Console) -> Dataset:
+    """Send what rank 0 has read to all; say what is suspicious in it. Collective."""
+    dataset = None
+    with runtime.phases.phase("load data"), runtime.job.agree():
+        if reading is not None:
+            dataset, warnings = reading.take()
+            for line in warnings:
+                console.warn(line)
+    with runtime.phases.phase("distribute data"):
+        return _broadcast(dataset, runtime.job)
 
 
 def load(options: Options) -> tuple[Dataset, list[str]]:
@@ -36,3 +58,36 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
     rows = split(len(found.images), options.val_fraction)
     used = min(options.samples or rows, rows)
     return found, lines + suspicious.of_labels(found, used, rows, options.val_split)
+
+
+def problem_of(options: Options, dataset: Dataset) -> Problem:
+    """Make what the options ask for of a data set. Raises UserError for a network that cannot be."""
+    network = options.make_network(dataset.images.shape[1], dataset.classes)
+    problem = Problem.of(options, dataset, network, options.make_optimiser(), options.as_json())
+    return replace(problem, trains=not options.evaluate)
+
+
+def make_problem(options: Options, dataset: Dataset, job: Job) -> Problem:
+    """Make the problem on every rank. Collective; UserError on all ranks for what cannot be."""
+    with job.agree():
+        problem = problem_of(options, dataset)
+        if options.export is not None and job.rank == 0:
+            onnx.require_exportable(options.export, problem.network)
+    return problem
+
+
+def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
+    """Rank 0's data set on every rank: the description as an object, the arrays as buffers."""
+    fields = vars(dataset) if dataset is not None else {}
+    arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
+    description = job.comm.bcast(
+        (
+            {name: value for name, value in fields.items() if name not in arrays},
+            {name: (array.shape, array.dtype) for name, array in arrays.items()},
+        )
+    )
+    received: dict[str, Any] = {}
+    for name, (shape, dtype) in description[1].items():
+        received[name] = arrays[name] if job.rank == 0 else np.empty(shape, dtype)
+        job.comm.Bcast(received[name].reshape(-1).view(np.uint8))
+    return Dataset(**description[0], **received)

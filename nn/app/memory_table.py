@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from nn.app.console import Console
+from nn.app.report import Report
 from nn.train.fit import COLUMNS, Line, Needs
+from nn.train.prepare import Prepared
+from pyrt.job import Job
 from pyrt.tables import table
+
+
+def show_memory(report: Report, prepared: Prepared, console: Console, job: Job) -> None:
+    """Print what --memory is for, of the rank that needs most; nothing is trained.
+
+    Collective. Raises UserError on all ranks where it does not fit.
+    """
+    assert report.memory is not None
+    for line in report.environment["header"]:
+        console.say(line)
+    table = memory_table(report.memory, console.width)
+    console.tell(f"\nmemory of rank {report.memory.rank}, of those that need most\n\n{table}\n")
+    for pool in prepared.memory.pools:
+        console.tell(pool.said())
+    with job.agree():
+        prepared.memory.require_room(prepared.problem.settings.placement)
+    prepared.ways.close()
 
 
 def memory_table(needs: Needs, width: int | None = None) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nn.app.options import Options
 from nn.files import parameters
 from nn.files.read import Header
 from nn.input.dataset import MOST_CLASSES
 from nn.model.network import ACTIVATIONS, LARGEST, LOSSES
 from nn.problem.settings import flag
 from pyrt.errors import UserError, shown
+from pyrt.job import Job
 
 
 def _are_sizes(value: Any) -> bool:
@@ -38,6 +41,21 @@ _LISTS = ("hidden", "activation")
 
 _LONGEST = 40
 """Characters of a value in a message."""
+
+
+def with_network_of_file(options: Options, job: Job) -> Options:
+    """Complete the options of --evaluate by what the file of --init tells of its network. Collective."""
+    if not options.evaluate or options.init is None:
+        return options
+    found = None
+    with job.agree():
+        if job.rank == 0:  # the file may be on this rank's node alone
+            given = {name: getattr(options, name) for name in NAMES if name in options.given}
+            found = options_of_file(options.init, given)
+    told: dict[str, Any] = job.comm.bcast(found)
+    if "hidden" in told:
+        told["hidden"] = tuple(told["hidden"])
+    return replace(options, **told)
 
 
 def options_of_file(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:

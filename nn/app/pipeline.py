@@ -1,18 +1,21 @@
-"""What a run does once its trainer is there: train, evaluate, check, save, keep checkpoints on the way."""
+"""What a run does once all is decided: train, evaluate, check, save, keep checkpoints on the way."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.app.report import Report
 from nn.app.versions import code
 from nn.checkpoints.checkpointer import Checkpointer
-from nn.checkpoints.resume_point import ResumePoint
 from nn.files import onnx, parameters
 from nn.files.write import write_whole
+from nn.parallel import plan_files
+from nn.parallel.plan import Plan
 from nn.problem.progress import Epoch, Progress
 from nn.train import check
 from nn.train.evaluation import Scores, score
@@ -35,13 +38,19 @@ class ConsoleWatcher(Watcher):
         self._console.say(f"step {step:6d}  epoch {epoch}  loss {loss:.6f}")
 
 
+def save_plan(options: Options, plan: Plan, job: Job) -> None:
+    """Write the plan to the file of --save-plan. Collective."""
+    with job.agree():
+        if job.rank == 0 and options.save_plan is not None:
+            plan_files.save(options.save_plan, plan)
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """A run whose trainer is there and started; the report says what it stands on."""
+    """A run whose trainer is there; the report says what it stands on."""
 
     options: Options
     trainer: Trainer
-    resume_point: ResumePoint
     report: Report
     console: Console
 
@@ -49,13 +58,39 @@ class Pipeline:
     def _job(self) -> Job:
         return self.trainer.runtime.job
 
-    def train(self) -> Report:
+    def run(self) -> Report:
+        """Give the trainer its parameters, then train or evaluate."""
+        # NumPy's warnings of overflow would come from every rank: a loss that is not finite says it once.
+        with np.errstate(all="ignore"):
+            initial = self._initial_parameters()
+            steps, done = self.trainer.problem.schedule.steps, self.trainer.resumed.progress.step
+            watcher = ConsoleWatcher(self.console, steps, done)
+            with closing(watcher.bar):
+                self.trainer.start(initial, self.options.check, watcher)
+                for line in self.report.environment["header"]:
+                    self.console.say(line)
+                return self._evaluate() if self.options.evaluate else self._train()
+
+    def _initial_parameters(self) -> dict[str, np.ndarray] | None:
+        """Read the parameters of --init for all ranks; None without it."""
+        if self.options.init is None:
+            return None
+        values = None
+        with self.trainer.runtime.phases.phase("train setup"):
+            with self._job.agree():
+                if self._job.rank == 0:  # the file may be on this rank's node alone
+                    network = self.trainer.problem.network
+                    values = parameters.load(self.options.init, network, self.options.dtype)
+            found: dict[str, np.ndarray] = self._job.comm.bcast(values)
+        return found
+
+    def _train(self) -> Report:
         """Train, score, check, save; or stop before the end, where the job is asked to."""
         options, schedule = self.options, self.trainer.problem.schedule
         if options.resume:
-            self.console.say(f"resumed at step {self.resume_point.progress.step}")
+            self.console.say(f"resumed at step {self.trainer.resumed.progress.step}")
         phases, every = self.trainer.runtime.phases, options.steps_between_checkpoints(schedule.batches)
-        checkpointer = self.resume_point.checkpointer(options, every, self.console.warn, phases)
+        checkpointer = self.trainer.resumed.checkpointer(options, every, self.console.warn, phases)
         if checkpointer is None:
             return self._conclude(self._epochs(None))
         if self._job.rank == 0:
@@ -100,7 +135,7 @@ class Pipeline:
         losses = self.trainer.training.printed
         return replace(self.report, epochs=epochs, losses=losses, test=scores, check=result)
 
-    def evaluate(self) -> Report:
+    def _evaluate(self) -> Report:
         """Train nothing: score the test set, write the predictions, and the network as ONNX."""
         test = self.trainer.setup.test
         assert test is not None  # nn/app/load.py has seen to it

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nn.app.memory_table import Needs
 from nn.files.write import write_whole
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch
 from nn.train.check import Check
 from nn.train.evaluation import Scores
+from nn.train.fit import Needs
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes

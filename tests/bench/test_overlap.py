@@ -111,7 +111,7 @@ def stop():
 
 
 def run(options):
-    from nn.app.run import run as train
+    from train import train
 
     return train(options)
 

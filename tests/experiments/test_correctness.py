@@ -13,7 +13,6 @@ from experiments import correctness
 from experiments.correctness_figures import growth
 from experiments.study import Section, Setup
 from nn.app.options import Options
-from nn.app.run import run
 from nn.input import load as load_data
 from nn.input.schedule import Schedule
 from nn.input.validation_split import split
@@ -21,6 +20,7 @@ from nn.model import reference
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.job import join
+from train import train
 
 pytest.importorskip("matplotlib")
 pd = pytest.importorskip("pandas")
@@ -101,7 +101,7 @@ def test_what_is_measured_is_what_check_finds(folder, dtype):
     assert [(row["epoch"], row["steps"]) for row in rows] == [(1, 2), (2, 4), (4, 8)]
     options = correctness._options(point, folder / correctness.WEIGHTS)
     for row in rows:
-        report = run(dataclasses.replace(options, epochs=row["epoch"], check=True))
+        report = train(dataclasses.replace(options, epochs=row["epoch"], check=True))
         assert row["max_norm"] == max(difference.max_norm for difference in report.check.differences)
         assert row["tolerance"] == report.check.tolerance
         assert row["precision"] == report.test.precision

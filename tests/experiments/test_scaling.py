@@ -81,7 +81,7 @@ def test_an_epoch_is_timed_over_windows_after_a_warm_up(monkeypatch: pytest.Monk
         asked.append(options)
         return report([9.0] * WARM_UP + [0.2, 0.4, 0.3, 0.3] + [0.0])
 
-    monkeypatch.setattr("nn.app.run.run", run)
+    monkeypatch.setattr("train.train", run)
     point = scaling.Work(STRONG, "cpu", 7, "root", 600, 100).on(2)
     (row,) = scaling.measure(point, join(), Path())
     assert (row["taken"], row["epoch_seconds"]) == ("peer", pytest.approx(0.3))
@@ -100,7 +100,7 @@ def test_short_epochs_are_timed_together(monkeypatch: pytest.MonkeyPatch):
         asked.append(options.epochs)
         return report([9.0] * WARM_UP + [0.004] * (options.epochs - WARM_UP))
 
-    monkeypatch.setattr("nn.app.run.run", run)
+    monkeypatch.setattr("train.train", run)
     (row,) = scaling.measure(scaling.Work(WEAK, "cuda", 7, "auto", 60, 30).on(1), join(), Path())
     assert asked == [WARM_UP + WINDOWS + 1, WARM_UP + 25 * WINDOWS + 1]
     assert row["epoch_seconds"] == pytest.approx(0.004) and row["step_us"] == pytest.approx(2000)

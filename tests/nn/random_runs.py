@@ -20,7 +20,6 @@ import numpy as np
 from nn.app.load import load, problem_of
 from nn.app.options import Options
 from nn.app.report import Report
-from nn.app.run import run
 from nn.checkpoints import files
 from nn.checkpoints.stopping import Stopping
 from nn.input.validation_split import SPLITS as VAL_SPLITS
@@ -32,6 +31,7 @@ from nn.parallel.plan import SAMPLES, SPLITS
 from nn.train import check
 from pyrt.job import Job
 from pyrt.job import run as run_job
+from train import train
 
 PIXELS, CLASSES = (2, 3), 5
 ROWS = 23
@@ -162,7 +162,7 @@ class RandomRun:
             changed = dataclasses.replace(
                 options, checkpoint=checkpoints, checkpoint_every=every, resume=resume
             )
-            report = run(changed, job)
+            report = train(changed, job)
         finally:
             Stopping.is_agreed = is_agreed  # type: ignore[method-assign]
         job.comm.barrier()

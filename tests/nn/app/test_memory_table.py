@@ -9,11 +9,11 @@ import pytest
 from nn.app.console import Console
 from nn.app.memory_table import memory_table
 from nn.app.options import Options
-from nn.app.run import run
 from nn.train.fit import COLUMNS, Line, Needs
 from nn.train.training import Training
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
+from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.1, momentum=0.0, val_fraction=0.1, device="cpu")
 
@@ -32,10 +32,10 @@ def test_memory_is_printed_and_nothing_is_trained_or_allocated(capsys, monkeypat
     images, labels = np.ones((62, 3, 4), np.uint8), np.arange(62) % 3
     np.savez(tmp_path / "d.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     options = dataclasses.replace(SMALL, data=str(tmp_path / "d.npz"), memory=True)
-    report = run(options, console=Console(speaking=True))
+    report = train(options, console=Console(speaking=True))
     text = capsys.readouterr().out
     assert memory_table(report.memory) in text and not report.epochs
     assert re.search(r"^the run needs 0\.0 MB on the host, which has \d+\.\d [MG]B free$", text, re.M)
     with pytest.raises(UserError, match=r"needs \d+\.\d GB on the host \(weights 640\.0 GB, .*which has"):
-        run(dataclasses.replace(options, hidden=(40_000,) * 101), console=Console(speaking=True))
+        train(dataclasses.replace(options, hidden=(40_000,) * 101), console=Console(speaking=True))
     assert " 640018.560 " in capsys.readouterr().out

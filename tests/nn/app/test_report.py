@@ -8,8 +8,8 @@ import pytest
 
 from nn.app.options import Options
 from nn.app.report import PhaseRow, gather_phases, phase_table
-from nn.app.run import run
 from pyrt.phases import Phases, PhaseTimes
+from train import train
 
 QUICK = {"hidden": (9,), "epochs": 2, "batch": 500, "device": "cpu"}
 
@@ -94,8 +94,8 @@ def test_the_table_has_a_line_for_each_phase_and_the_sum():
 
 
 def test_the_header_tells_the_threads_that_blas_takes(monkeypatch):
-    monkeypatch.setattr("nn.app.run.blas_threads", lambda: 7)
-    environment = run(Options(**QUICK)).environment
+    monkeypatch.setattr("nn.app.environment.blas_threads", lambda: 7)
+    environment = train(Options(**QUICK)).environment
     assert environment["blas_threads"] == 7
     assert any(line.endswith("7 BLAS thread(s) a rank") for line in environment["header"])
 
@@ -120,7 +120,7 @@ def test_the_rows_of_a_run_add_up_to_its_wall_time():
     covered = []
     for _ in range(5):
         started = time.perf_counter()
-        report = run(Options(**QUICK), phases=Phases(started))
+        report = train(Options(**QUICK), phases=Phases(started))
         wall = time.perf_counter() - started
         assert report.wall <= wall
         assert sum(row.share for row in report.phases) == pytest.approx(1)
@@ -131,7 +131,7 @@ def test_the_rows_of_a_run_add_up_to_its_wall_time():
 
 
 def test_the_phases_of_a_run_have_the_names_people_know():
-    names = [row.name for row in run(Options(**QUICK)).phases]
+    names = [row.name for row in train(Options(**QUICK)).phases]
     for name in (
         "train setup",
         "batch iteration",
@@ -148,7 +148,7 @@ def test_the_phases_of_a_run_have_the_names_people_know():
 
 
 def test_steps_are_counted():
-    report = run(Options(**QUICK))
+    report = train(Options(**QUICK))
     steps = 2 * 8  # 3600 training samples in batches of 500
     for name in ("batch iteration", "forward", "backward GEMM 2", "step", "copying images host -> device"):
         assert report.phase(name).calls == steps
@@ -158,7 +158,7 @@ def test_steps_are_counted():
 
 def test_the_json_file_has_all_of_the_report(tmp_path):
     file = tmp_path / "report.json"
-    report = run(Options(**QUICK, check=True, tolerance=1e-30))
+    report = train(Options(**QUICK, check=True, tolerance=1e-30))
     report.write_json(file)
     content = json.loads(file.read_text(), parse_constant=pytest.fail)  # no NaN: JSON has none
     assert content["version"] == 1

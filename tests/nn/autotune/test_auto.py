@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from nn.autotune import probe
 from nn.autotune.cost import kind
 from nn.autotune.listed_step import Task, on_null
@@ -32,6 +31,7 @@ from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from tests import mpi
 from tests.nn.autotune.rates import random_rates
+from train import train
 
 QUICK = Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16))
 """What is measured in no time."""
@@ -137,14 +137,14 @@ def test_a_run_takes_the_plan_that_is_predicted_best(
         save=shared / "chosen.npz",
         save_plan=shared / "plan.json",
     )
-    report = run(options, job)
+    report = train(options, job)
     assert report.passed
     chosen, said = plan_files.load(shared / "plan.json"), report.environment["plan"]
     assert chosen.is_data == (job.size == 1)
     assert said.startswith(str(chosen)) and "predicted" in said and "data: " in said
     # The choice given back, the bits are the same.
     given = {"plan": str(shared / "plan.json"), "exchange": report.environment["exchange"]}
-    run(dataclasses.replace(options, **given, save=shared / "given.npz", save_plan=None), job)
+    train(dataclasses.replace(options, **given, save=shared / "given.npz", save_plan=None), job)
     if job.rank == 0:
         with np.load(shared / "chosen.npz") as first, np.load(shared / "given.npz") as second:
             for name in set(first.files) - {"run"}:

@@ -19,7 +19,6 @@ from nn.app.console import Console
 from nn.app.load import problem_of
 from nn.app.options import Options
 from nn.app.report import Report
-from nn.app.run import run
 from nn.checkpoints import files
 from nn.checkpoints.folder import Folder
 from nn.checkpoints.stopping import Stopping
@@ -38,6 +37,7 @@ from pyrt.errors import UserError
 from pyrt.exchange.device import verdict
 from pyrt.job import Job, join
 from pyrt.phases import Phases
+from train import train
 
 SMALL = Options(
     hidden=(9, 7), epochs=3, batch=10, samples=45, lr=0.5, reg=0.01, momentum=0.5, val_fraction=0.2, seed=3
@@ -54,12 +54,6 @@ class Said(Console):
 
     def tell(self, line: str) -> None:
         self.lines.append(line)
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """One folder for all ranks."""
-    return join().comm.bcast(tmp_path)
 
 
 @pytest.fixture
@@ -91,7 +85,7 @@ class Runs:
             if stop is not None:
                 patch.setattr(Stopping, "is_agreed", lambda stopping, step, done: step >= stop)
             try:
-                return run(
+                return train(
                     dataclasses.replace(self.options, save=self._weights, **changes), job, None, self.said
                 )
             finally:
@@ -243,7 +237,7 @@ def test_other_ranks_plans_and_devices_go_on_to_rounding(runs: Runs, shared: Pat
     expected = weights()
     job.comm.barrier()
     if job.rank == 0:
-        alone = run(
+        alone = train(
             dataclasses.replace(runs.options, checkpoint=runs.checkpoints, epochs=1, **changes), job.alone()
         )
         assert len(alone.epochs) == 1
@@ -330,7 +324,7 @@ def test_the_best_by_validation_is_kept(runs: Runs) -> None:
 def test_a_checkpoint_can_be_evaluated(runs: Runs) -> None:
     trained = runs.kept()
     options = dataclasses.replace(runs.options, evaluate=True, init=runs.file(15))
-    assert run(options).test == trained.test
+    assert train(options).test == trained.test
 
 
 def test_the_report_has_all_epochs(runs: Runs, tmp_path: Path) -> None:
@@ -370,7 +364,7 @@ def test_snapshots_and_the_wait_for_the_disk_are_phases_of_their_own(
     for owner, name in ((Trainer, "parameters"), (Training, "whole_state")):
         monkeypatch.setattr(owner, name, noted("snapshot", getattr(owner, name)))
     monkeypatch.setattr(Job, "wait_for_all", noted("wait", Job.wait_for_all))
-    run(dataclasses.replace(runs.options, checkpoint=runs.checkpoints), phases=phases)
+    train(dataclasses.replace(runs.options, checkpoint=runs.checkpoints), phases=phases)
     assert seen["snapshot"] == 6 * ["checkpoint snapshot"]
     assert seen["wait"].count("wait for checkpoint") == 4  # before each of three, and at the end
     calls = {phase.name: phase.calls for phase in phases.times()}

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from nn.app.options import Options
-from nn.app.run import run
 from nn.checkpoints import files as checkpoints
 from nn.files import parameters
 from nn.model.network import Network
 from nn.parallel import plan_files
+from train import train
 
 OLD = Path(__file__).parent / "old"
 NETWORK = Network.dense((12, 5, 4, 3), "tanh", "sigmoid")
@@ -42,7 +42,7 @@ def test_old_parameters_are_read_and_tell_their_network():
         for name, array in found.items():
             np.testing.assert_array_equal(array, file[name])
     precision = parameters.run_metadata(OLD / "w.npz")["test_precision"]
-    scored = run(Options(device="cpu", data=TRAINING["data"], evaluate=True, init=OLD / "w.npz"))
+    scored = train(Options(device="cpu", data=TRAINING["data"], evaluate=True, init=OLD / "w.npz"))
     assert scored.environment["network"] == str(NETWORK)
     assert scored.test.precision == precision
     for name in ("hidden", "activation", "head", "pixel_scale"):
@@ -54,7 +54,7 @@ def test_an_old_checkpoint_is_read_and_scored():
     checkpoint = checkpoints.load(CHECKPOINT)
     assert checkpoint.metadata.progress.step == 6 and len(checkpoint.metadata.progress.epochs) == 2
     assert {name: array.shape for name, array in checkpoint.states["v"].items()} == NETWORK.shapes
-    scored = run(Options(device="cpu", data=TRAINING["data"], evaluate=True, init=CHECKPOINT))
+    scored = train(Options(device="cpu", data=TRAINING["data"], evaluate=True, init=CHECKPOINT))
     assert scored.environment["network"] == str(NETWORK)
 
 
@@ -62,7 +62,7 @@ def test_a_run_goes_on_from_an_old_checkpoint_as_it_did_then(tmp_path):
     """To float32's rounding, for another BLAS sums in another order: six steps at a rate of 0.1."""
     shutil.copy(CHECKPOINT, tmp_path)
     save = tmp_path / "w.npz"
-    report = run(Options(**TRAINING, checkpoint=tmp_path, resume=True, save=save))
+    report = train(Options(**TRAINING, checkpoint=tmp_path, resume=True, save=save))
     assert len(report.epochs) == 4
     found, then = (parameters.load(file, NETWORK, "float32") for file in (save, OLD / "w.npz"))
     for name, array in found.items():

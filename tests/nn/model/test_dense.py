@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nn.app import run as run_module
+from nn.app import load as load_module
 from nn.app.load import problem_of
-from nn.app.run import run
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.model.dense import Dense
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.errors import UserError
 from tests import standing_still
-from tests.nn.app.test_run import using
+from tests.nn.small_runs import using
+from train import train
 
 ACTIVATIONS = [None, "sigmoid", "tanh", "relu"]
 
@@ -134,7 +134,7 @@ def of_layers(monkeypatch):
             problem = problem_of(options, dataset)
             return replace(problem, network=Network((problem.network.sizes[0],), layers, loss))
 
-        monkeypatch.setattr(run_module, "problem_of", with_layers)
+        monkeypatch.setattr(load_module, "problem_of", with_layers)
 
     return use
 
@@ -145,7 +145,7 @@ def failures(of_layers, loss="softmax", **options):
     for layers in MIXED:
         of_layers(layers, loss)
         standing_still.allow()
-        report = run(using(samples=110, batch=45, lr=0.1, momentum=0.9, check=True, **options))
+        report = train(using(samples=110, batch=45, lr=0.1, momentum=0.9, check=True, **options))
         shapes = {difference.name for difference in report.check.differences}
         assert shapes == {f"{name}{number}" for name in "Wb" for number in range(1, len(layers) + 1)}
         if not report.passed:

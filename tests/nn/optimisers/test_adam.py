@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn.app.run import run
 from nn.launch.gemm.components import Components
 from nn.launch.gemm.versions import runs_gemm
 from nn.launch.kernels import Kernels
@@ -19,8 +18,9 @@ from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import join
 from tests import standing_still
-from tests.nn.app.test_run import using
 from tests.nn.checkpoints.test_resume import Runs
+from tests.nn.small_runs import using
+from train import train
 
 RULE = Adam(lr=0.03, beta1=0.8, beta2=0.95, eps=1e-3, reg=0.05)
 
@@ -233,12 +233,6 @@ def test_the_word_of_the_option_names_it():
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """One folder for all ranks."""
-    return join().comm.bcast(tmp_path)
-
-
-@pytest.fixture
 def digits(shared: Path) -> str:
     """50 random images of 3 x 4 pixels in three classes, and 3 to test."""
     if join().rank == 0:
@@ -270,7 +264,7 @@ def failed(source, exchanges, **where):
         nodes = {"ranks_per_node": 2} if exchange == "hierarchical" else {}
         for case in CASES:
             options = using(data=source, exchange=exchange, check=True, **{**ADAM, **case}, **nodes, **where)
-            report = run(options)
+            report = train(options)
             standing_still.allow()
             if not report.passed:
                 found.append((exchange, case, str(report.check)))
@@ -303,7 +297,7 @@ def test_so_it_does_on_tensor_cores(driver, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
     options = using(device=driver.name, gemm=gemm, check=True, samples=110, batch=45)
-    report = run(using(options, **{**ADAM, "hidden": (40, 36)}))
+    report = train(using(options, **{**ADAM, "hidden": (40, 36)}))
     assert report.passed, str(report.check)
 
 
@@ -318,7 +312,7 @@ def test_graphs_placements_and_orders_give_the_same_bits(driver, digits, shared)
     for exchange in ("host", "peer") if join().size > 1 else ("host",):
         for way in ways:
             where = {"device": driver.name, "share_gpus": True, "exchange": exchange}
-            run(using(data=digits, save=shared / "w.npz", **{**ADAM, **RAGGED}, **where, **way))
+            train(using(data=digits, save=shared / "w.npz", **{**ADAM, **RAGGED}, **where, **way))
             join().comm.Barrier()
             with np.load(shared / "w.npz") as file:
                 weights.add((exchange, *(file[name].tobytes() for name in file.files if name != "run")))

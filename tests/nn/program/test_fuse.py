@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nn.app.run import run
 from nn.input.source import Ready
 from nn.launch.gemm.components import ComponentPool, Components
 from nn.launch.gemm.product import Product
@@ -19,7 +18,8 @@ from nn.program.fuse_classifier import match_classifier
 from nn.program.operations import BACKWARD, FORWARD, BucketReady, Operation
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
-from tests.nn.app.test_run import using
+from tests.nn.small_runs import using
+from train import train
 
 
 @pytest.fixture(scope="module")
@@ -319,4 +319,4 @@ def test_it_trains_the_network_of_the_reference(driver, hidden, math):
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
     options = using(device=driver.name, gemm="wgmma", math=math, hidden=hidden, check=True, samples=110)
-    assert run(options).passed
+    assert train(options).passed

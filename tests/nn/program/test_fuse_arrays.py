@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nn.app.run import run
 from nn.launch.gemm.components import ComponentPool
 from nn.launch.gemm.versions import runs_gemm
 from nn.launch.kernels import Kernels
@@ -15,9 +14,10 @@ from nn.program.fuse import fuse
 from nn.program.operations import BACKWARD, FORWARD, BucketReady
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
-from tests.nn.app.test_run import using
 from tests.nn.program.test_fuse import Arrays, End, gemm, names, run_items
 from tests.nn.program.test_step import Model
+from tests.nn.small_runs import using
+from train import train
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +212,9 @@ def test_it_trains_the_network_of_the_reference(driver, kernels, monkeypatch, hi
     """Of the weights of 48 x 784 and 40 x 48 the first leave in panels. The last batch is a thin one."""
     monkeypatch.setattr("nn.parallel.buckets.PANEL_BYTES", 48 * 784 * 2)
     options = using(device=driver.name, gemm="mma", math=math, hidden=hidden, batch=45, samples=100, epochs=1)
-    assert run(using(options, check=True)).passed
+    assert train(using(options, check=True)).passed
 
 
 def test_math_of_fewer_bits_is_an_error(driver, kernels):
     with pytest.raises(UserError, match=r"--math bf16: needs --gemm wgmma, and .* takes mma for --gemm mma"):
-        run(using(device=driver.name, gemm="mma", math="bf16"))
+        train(using(device=driver.name, gemm="mma", math="bf16"))

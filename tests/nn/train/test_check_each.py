@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import runs_gemm
@@ -15,6 +14,7 @@ from nn.train.check_each import TOLERANCES, OperationIsOff, _difference, _merged
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from tests import standing_still
+from train import train
 
 SMALL = Options(hidden=(40, 33), batch=35, samples=70, epochs=1, val_fraction=0.0, check_each=2)
 
@@ -36,14 +36,14 @@ def using(driver, **changes):
 def test_a_right_run_passes(driver, changes):
     if not runs_gemm(changes["gemm"], driver.architecture):
         pytest.skip("needs other tensor cores")
-    run(using(driver, **changes))
+    train(using(driver, **changes))
 
 
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize("changes", [{"exchange": "peer"}, {"exchange": "host"}, {"plan": "model"}], ids=str)
 def test_a_right_run_of_several_ranks_passes(driver, changes):
     standing_still.allow()
-    run(using(driver, optimiser="adam", **changes))
+    train(using(driver, optimiser="adam", **changes))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_an_operation_that_is_off_is_named(driver, monkeypatch, work, name):
 
     monkeypatch.setattr(work, "in_numpy", wrong)
     with pytest.raises(OperationIsOff, match=rf"--check-each: ({name}) differs from NumPy by more than "):
-        run(using(driver, gemm="naive", profile=True))
+        train(using(driver, gemm="naive", profile=True))
 
 
 def test_arrays_that_overlap_are_copied_at_once_and_those_that_touch_apart():

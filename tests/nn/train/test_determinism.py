@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from pyrt.driver import Driver
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job, join
+from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, momentum=0.5, val_fraction=0.1)
 """Ragged batches, and units that ranks cannot share evenly."""
@@ -48,7 +48,7 @@ def options(tmp_path: Path, job: Job) -> Options:
 
 def trained(options: Options, job: Job) -> dict[str, bytes]:
     """The weights on rank 0; empty on others."""
-    run(options, job)
+    train(options, job)
     if job.rank > 0 or options.save is None:
         return {}
     with np.load(options.save) as file:

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
 from nn.train import epoch_log
 from nn.train.epoch_log import EpochLog
 from nn.train.training import Training
+from train import train
 
 
 class Clock:
@@ -79,7 +79,7 @@ def seconds_of_epochs(device, taken, clock, monkeypatch):
         clock.now += sum(taken[run.first : run.stop])
 
     monkeypatch.setattr(Training, "_queue", queue_slowly)
-    report = run(
+    report = train(
         Options(hidden=(5,), epochs=len(taken), batch=64, samples=64, val_fraction=0.0, device=device)
     )
     return [epoch.seconds for epoch in report.epochs]

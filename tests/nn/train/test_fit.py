@@ -5,16 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nn.app import run as run_module
 from nn.app.load import problem_of
 from nn.app.options import Options
-from nn.app.run import run
 from nn.input import load as load_data
 from nn.input import placement, streamed
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.parallel import buckets, plan_files
 from nn.parallel.plan import Plan
 from nn.parallel.shard import Shard
+from nn.train import fit as fit_module
 from nn.train.fit import Pool, lines_of, rehearse
 from nn.train.rank_resources import RankGroups, RankResources
 from nn.train.training import Training
@@ -29,6 +28,7 @@ from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.host_memory import HostMemory
 from pyrt.job import join
+from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.1, momentum=0.0, val_fraction=0.1, device="cpu")
 
@@ -110,14 +110,14 @@ CASES = [
 
 def differ(monkeypatch, kind, cases):
     """Where a run takes other memory than was counted before, on this rank."""
-    wrong, mine, largest = [], [], run_module.largest
+    wrong, mine, largest = [], [], fit_module.largest
     monkeypatch.setattr(
-        run_module, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1]
+        fit_module, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1]
     )
     for case in cases:
         with monkeypatch.context() as patch:
             counted = Counted(patch, kind)
-            run(dataclasses.replace(SMALL, **case))
+            train(dataclasses.replace(SMALL, **case))
         needs = mine.pop()
         expected, got = (needs.device, needs.pinned), (counted.device, counted.pinned)
         if expected != got or needs.lines != counted.lines or needs.lines[-1].device:
@@ -160,7 +160,7 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
 
 def test_the_table_has_a_line_for_each_layer(digits):
     options = dataclasses.replace(SMALL, data=digits, momentum=0.5, memory=True)
-    needs = run(options).memory
+    needs = train(options).memory
     lines = {line.name: line for line in needs.lines}
     assert list(lines)[:4] == ["input", "layer 1", "layer 2", "layer 3"]
     padded = 4 * (128 + 64)  # 9 x 12 weights and 9 biases, each up to a multiple of 64
@@ -176,7 +176,7 @@ def test_the_table_has_a_line_for_each_layer(digits):
 
 def test_adam_keeps_two_arrays_of_each_layer_and_counts_steps(digits):
     plain, adam = (
-        run(dataclasses.replace(SMALL, data=digits, memory=True, optimiser=optimiser)).memory
+        train(dataclasses.replace(SMALL, data=digits, memory=True, optimiser=optimiser)).memory
         for optimiser in ("sgd", "adam")
     )
     for one, other in zip(plain.lines, adam.lines, strict=True):
@@ -206,10 +206,10 @@ def test_components_and_parts_of_products_are_their_layers():
 
 def test_what_does_not_fit_is_refused_before_training(digits, monkeypatch):
     monkeypatch.setattr(CpuDriver, "allocate", lambda *_: pytest.fail("allocated"))
-    free = run(dataclasses.replace(SMALL, data=digits, memory=True)).memory
+    free = train(dataclasses.replace(SMALL, data=digits, memory=True)).memory
     monkeypatch.setattr(HostMemory, "now", lambda: HostMemory(free.device + free.pinned - 1, 10**12))
     with pytest.raises(UserError, match=r"use a smaller --batch or --hidden, fewer ranks a node$") as caught:
-        run(dataclasses.replace(SMALL, data=digits))
+        train(dataclasses.replace(SMALL, data=digits))
     assert "\n" not in str(caught.value)
 
 
@@ -219,24 +219,24 @@ def test_ranks_of_a_node_share_its_memory(driver, digits, monkeypatch):
     job = join()
     monkeypatch.setattr(devices, "assign", lambda visible, share_gpus: [0] * len(visible))  # all take one GPU
     options = dataclasses.replace(SMALL, data=digits, device=driver.name, share_gpus=True, exchange="host")
-    needs = run(dataclasses.replace(options, placement="resident", memory=True)).memory
+    needs = train(dataclasses.replace(options, placement="resident", memory=True)).memory
     free = {"now": needs.device + 1}
     monkeypatch.setattr(type(driver), "free_memory", lambda _: free["now"] if job.rank == 1 else 10**12)
     with pytest.raises(
         UserError, match=r"^2 ranks need .* on the device \(one of them .*--placement stream$"
     ):
-        run(dataclasses.replace(options, placement="resident"))
+        train(dataclasses.replace(options, placement="resident"))
     free["now"] = 2 * needs.device
-    assert run(dataclasses.replace(options, placement="resident")).environment["placement"] == "resident"
+    assert train(dataclasses.replace(options, placement="resident")).environment["placement"] == "resident"
 
 
 def test_auto_decides_by_the_same_numbers(driver, digits, monkeypatch):
     options = dataclasses.replace(SMALL, data=digits, device=driver.name)
-    needs = run(dataclasses.replace(options, memory=True)).memory
+    needs = train(dataclasses.replace(options, memory=True)).memory
     for less, chosen in ((0, "resident"), (1, "stream")):
         free = needs.device + placement.MARGIN - less
         monkeypatch.setattr(type(driver), "free_memory", lambda _, free=free: free)
-        assert run(options).environment["placement"] == chosen
+        assert train(options).environment["placement"] == chosen
 
 
 class Ends:
@@ -274,12 +274,12 @@ def end_all(monkeypatch, kind, options, error):
     job = join()
     with monkeypatch.context() as patch:
         ends = Ends(patch, kind, error)
-        run(options)
+        train(options)
         count = job.comm.bcast(ends.done, 1)
         for place in range(0, count, max(1, count // 12)):
             ends.left, ends.done, ends.armed = place if job.rank == 1 else None, 0, False
             with pytest.raises(UserError, match="none is left"):
-                run(options)
+                train(options)
 
 
 @pytest.mark.parallel([2])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.run import run
 from nn.parallel import plan_files
 from nn.parallel.plan import SAMPLES, SPLITS, Plan
 from nn.program.update import ParameterUpdate
@@ -21,6 +20,7 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.host import HostExchange
 from pyrt.job import Job, join
+from train import train
 
 SMALL = Options(
     hidden=(9, 7),
@@ -78,7 +78,7 @@ def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, b
     path, weights = shared / "plan.json", shared / "weights.npz"
     if job.rank == 0:
         plan_files.save(path, plan)
-    report = run(dataclasses.replace(options, plan=str(path), save=weights), job)
+    report = train(dataclasses.replace(options, plan=str(path), save=weights), job)
     assert report.passed, f"{plan}\n{report.check}"
     if job.rank > 0:
         return {}
@@ -187,7 +187,7 @@ def test_a_loss_that_diverges_ends_all_ranks(digits: str, job: Job, driver: Driv
         check=False,
     )
     with pytest.raises(Diverged, match="the loss is nan at epoch 1, step 3"):
-        run(options, job)
+        train(options, job)
 
 
 @pytest.mark.parallel([4])
@@ -196,11 +196,11 @@ def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
 ) -> None:
     """Scores are of all samples, each counted once; so are the losses of the epochs."""
     options = dataclasses.replace(SMALL, data=digits, device="cpu", dtype="float64", check=False)
-    expected = job.comm.bcast(run(options, job.alone()) if job.rank == 0 else None)
+    expected = job.comm.bcast(train(options, job.alone()) if job.rank == 0 else None)
     for plan in plans(4, 3)[::11]:
         if job.rank == 0:
             plan_files.save(shared / "plan.json", plan)
-        report = run(dataclasses.replace(options, plan=str(shared / "plan.json")), job)
+        report = train(dataclasses.replace(options, plan=str(shared / "plan.json")), job)
         assert report.test.loss == pytest.approx(expected.test.loss, rel=1e-12)
         assert report.test.recall == expected.test.recall
         assert [e.loss for e in report.epochs] == pytest.approx([e.loss for e in expected.epochs], rel=1e-12)
@@ -210,7 +210,7 @@ def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
 def test_a_plan_that_does_not_fit_ends_all_ranks(digits: str, job: Job) -> None:
     options = dataclasses.replace(SMALL, data=digits, device="cpu", plan="model", hidden=(2, 7))
     with pytest.raises(UserError, match="splits the 2 rows of W1 over 3 ranks"):
-        run(options, job)
+        train(options, job)
 
 
 @pytest.mark.parallel([2])

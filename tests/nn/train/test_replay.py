@@ -11,7 +11,6 @@ import pytest
 
 from nn.app.console import Console
 from nn.app.options import Options
-from nn.app.run import run
 from nn.input import placement, streamed, upload_queue
 from nn.input.schedule import Schedule
 from nn.launch.gemm.versions import runs_gemm
@@ -20,6 +19,7 @@ from nn.train.replay import MOST, is_timed, next_run
 from nn.train.training import Diverged, Training
 from pyrt.errors import UserError
 from pyrt.job import join
+from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, seed=3)
 
@@ -106,7 +106,7 @@ def ended(driver, tmp_path, monkeypatch):
     def run_to_end(console=None, **changes):
         where = {"device": driver.name, "data": str(tmp_path / "digits.npz"), "share_gpus": True}
         options = dataclasses.replace(SMALL, save=folder / "w.npz", **{**where, **changes})
-        report = run(options, console=console)
+        report = train(options, console=console)
         join().comm.Barrier()
         with np.load(folder / "w.npz") as file:
             weights = {name: file[name].tobytes() for name in file.files if name != "run"}
@@ -179,7 +179,7 @@ def test_graphs_around_the_device_exchange_give_the_same_bits(ended):
 
 @pytest.mark.kernels
 def test_in_every_order_and_under_the_checks_too(ended):
-    """On the emulated device; tests/nn/app/test_run.py has the default placement on several ranks."""
+    """On the emulated device; tests/nn/app/test_run_on_several_ranks.py has the default placement."""
     case = {"device": "emulated", "samples": 37, "batch": 4, "epochs": 2, "placement": "stream"}
     expected = ended(graph=False, **case)[:3]
     for how in ({"sanitize": True}, {"order_seed": 1}):

@@ -44,12 +44,6 @@ def trainer():
     runtime.device.driver.close()
 
 
-@pytest.fixture
-def shared(tmp_path):
-    """One folder for all ranks."""
-    return join().comm.bcast(tmp_path)
-
-
 @pytest.mark.parallel([1, 2])
 @pytest.mark.parametrize("end", [".npz", ".safetensors"])
 def test_what_a_trainer_saves_is_all_of_its_parameters(trainer, shared, end):

@@ -1,0 +1,45 @@
+"""What a run stands on: ranks, devices, plan, exchange, versions; kept in its report and checkpoints."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from nn.app.report import header
+from nn.train.prepare import Prepared, gemm_version, replays_graphs
+from pyrt.devices import gather_devices
+from pyrt.job.cores import blas_threads
+from pyrt.runtime import Runtime
+
+
+def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
+    """Collect what the run uses, and the lines that say so. Collective."""
+    problem, part, ways = prepared.problem, prepared.part, prepared.ways
+    driver, job, settings, network = runtime.driver, runtime.job, problem.settings, problem.network
+    devices = gather_devices(driver, job)
+    nodes = job.comm.allreduce(job.node.rank == 0)
+    environment = {
+        "ranks": job.size,
+        "nodes": int(nodes),
+        "device": driver.name,
+        "devices": [name for _, name in devices],
+        "device_counts": dict(Counter(name for _, name in dict.fromkeys(devices))),
+        "device_why": runtime.device.why,
+        "mpi": job.library,
+        "blas_threads": blas_threads(),
+        "plan": str(part.plan),
+        "exchange": ways.all.name,
+        "exchange_why": ways.all.why,
+        "placement": prepared.memory.placement,
+        "graphs": replays_graphs(settings, driver),
+        "gemm": gemm_version(settings, driver) if driver.has_kernels else "numpy",
+        "network": str(network),
+        "parameters": network.parameter_count,
+        "data": problem.dataset.name,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    return {**environment, "header": header(environment, problem)}

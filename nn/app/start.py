@@ -1,0 +1,88 @@
+"""What a run does before it makes anything: the same on all ranks, files that can be written, a device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from nn.app.console import Console
+from nn.app.options import Options
+from nn.checkpoints import resume_point
+from nn.checkpoints.folder import is_own_file
+from nn.checkpoints.resume_point import ResumePoint
+from nn.files import onnx, parameters
+from nn.files.write import require_writable
+from nn.problem.settings import flag
+from pyrt.devices import open_device
+from pyrt.errors import UserError, shown
+from pyrt.job import Job
+from pyrt.job.consistency import require_alike as require_alike_on_ranks
+from pyrt.job.consistency import sources
+from pyrt.phases import Phases
+from pyrt.runtime import Runtime
+
+_PROJECT = Path(__file__).resolve().parents[2]
+
+
+def require_alike(options: Options, job: Job) -> None:
+    """Raise UserError on all ranks unless they have the same options and versions. Collective."""
+    if job.size > 1:
+        versions = {"Python": platform.python_version(), "NumPy": np.__version__}
+        files_of_ours = sources(*(_PROJECT / folder for folder in ("pyrt", "nn", "kernels")))
+        require_alike_on_ranks(job, {**versions, **files_of_ours}, "install the same version on all nodes")
+        require_alike_on_ranks(job, options.common, "give all ranks the same options")
+
+
+def open_resume_point(
+    options: Options, job: Job, phases: Phases, console: Console
+) -> AbstractContextManager[ResumePoint]:
+    """Find the checkpoint to resume from. Collective. With --memory nothing in its folder is changed."""
+    if options.checkpoint is None:
+        return closing(ResumePoint(job))
+    with phases.phase("load checkpoint"):
+        return closing(
+            resume_point.open_resume_point(options, job, console.warn, may_write=not options.memory)
+        )
+
+
+def require_files(options: Options, job: Job) -> None:
+    """Raise UserError on all ranks where a file cannot be written, or its format is unknown. Collective."""
+    with job.agree():
+        if job.rank == 0:
+            _require_files(options)
+
+
+def _require_files(options: Options) -> None:
+    for name in ("init", "save"):
+        path = getattr(options, name)
+        if path is not None:
+            parameters.require_format(flag(name), path)
+    if options.export is not None:
+        onnx.require_installed(options.export)
+    for name, path in options.written.items():
+        option = flag(name)
+        if options.checkpoint is not None and is_own_file(options.checkpoint, path):
+            raise UserError(f"{option} {shown(path)}: belongs to --checkpoint: name another place")
+        require_writable(option, path)
+
+
+@contextmanager
+def open_runtime(options: Options, job: Job, phases: Phases, console: Console) -> Iterator[Runtime]:
+    """Open this rank's device, and close it on the way out. Collective."""
+    with phases.phase("start device"):
+        device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
+    for warning in device.warnings:
+        console.warn(warning)
+    try:
+        phases.use_device(device.driver)
+        if options.profile:
+            phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
+        yield Runtime(job, device, phases)
+        phases.settle()
+    finally:
+        with phases.phase("close device"):
+            device.driver.close()

@@ -1,0 +1,22 @@
+"""Small runs in process: quick, and long enough to tell a wrong gradient, decay or batch from rounding."""
+
+import dataclasses
+
+import numpy as np
+
+from nn.app.options import Options
+
+SMALL = Options(
+    hidden=(9,), epochs=2, batch=20, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, device="cpu"
+)
+"""Too short for chaos."""
+
+
+def using(options=SMALL, **changes):
+    return dataclasses.replace(options, **changes)
+
+
+def saved(path):
+    """The parameters in a file, bit by bit."""
+    with np.load(path) as file:
+        return {name: (file[name].dtype.str, file[name].tobytes()) for name in file.files if name != "run"}
