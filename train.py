@@ -63,12 +63,11 @@ def train(
     Collective. Raises UserError, on all ranks, for what cannot be done; Diverged for a loss that is not
     finite.
     """
-    from nn.app import environment, load, pipeline, start
+    from nn.app import load, pipeline, start
     from nn.app.console import Console
     from nn.app.memory_table import show_memory
     from nn.app.network_of_file import with_network_of_file
-    from nn.app.report import Report, gather_phases
-    from nn.train.fit import largest
+    from nn.app.report import gather_phases, report_of
     from nn.train.prepare import prepare, with_common_gemm
     from nn.train.trainer import Trainer
 
@@ -87,8 +86,7 @@ def train(
             problem = load.make_problem(options, data, job)  # the network, its optimiser, its batches
             prepared = prepare(problem, runtime, resume_point)  # exchange, plan, place of the data, memory
             pipeline.save_plan(options, prepared.part.plan, job)
-            needs = largest(prepared.memory.needs, job)
-            report = Report(options.as_json(), environment.describe(prepared, runtime), memory=needs)
+            report = report_of(options, prepared, runtime)
             if options.memory:
                 show_memory(report, prepared, console, job)
             else:

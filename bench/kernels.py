@@ -153,7 +153,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         training = Training(problem, model, machine, "resident", graphs=False)
         model.start(initial_values(problem.network, options.dtype, options.seed))
         training.begin(Progress(), None)
-        for _ in training.epochs():
+        for _ in training.epochs(problem.schedule.steps):
             pass
         return driver.device_name, [Part.of(operation, kernels) for operation in training.operations()]
 

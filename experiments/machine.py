@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from experiments.jobs import ROOT
-from nn.app import versions
+from nn.checkpoints import versions
 from pyrt.devices import usable_gpus
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nn.app.options import WRITTEN, Options
-from nn.app.versions import version
+from nn.checkpoints.versions import version
 from nn.files.write import STDOUT
 from nn.problem.settings import flag
 from pyrt.arguments import Parser

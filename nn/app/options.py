@@ -102,9 +102,6 @@ class Options(Settings):
         return given
 
     def __post_init__(self) -> None:
-        for name in self._files:
-            if isinstance(getattr(self, name), str):  # in Python
-                object.__setattr__(self, name, Path(getattr(self, name)))
         super().__post_init__()
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
@@ -157,11 +154,6 @@ class Options(Settings):
         kind = OPTIMISERS[self.optimiser]
         rates: dict[str, Any] = {name: getattr(self, name) for name in rates_of(kind)}
         return kind(**rates)
-
-    @property
-    def _files(self) -> list[str]:
-        """The options that name a file or a folder."""
-        return [field.name for field in dataclasses.fields(self) if field.type == "Path | None"]
 
     @property
     def written(self) -> dict[str, Path]:

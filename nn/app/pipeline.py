@@ -10,8 +10,6 @@ import numpy as np
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.app.report import Report
-from nn.app.versions import code
-from nn.checkpoints.checkpointer import Checkpointer
 from nn.files import onnx, parameters
 from nn.files.write import write_whole
 from nn.parallel import plan_files
@@ -86,33 +84,22 @@ class Pipeline:
 
     def _train(self) -> Report:
         """Train, score, check, save; or stop before the end, where the job is asked to."""
-        options, schedule = self.options, self.trainer.problem.schedule
-        if options.resume:
+        schedule = self.trainer.problem.schedule
+        if self.options.resume:
             self.console.say(f"resumed at step {self.trainer.resumed.progress.step}")
-        phases, every = self.trainer.runtime.phases, options.steps_between_checkpoints(schedule.batches)
-        checkpointer = self.trainer.resumed.checkpointer(options, every, self.console.warn, phases)
-        if checkpointer is None:
-            return self._conclude(self._epochs(None))
-        if self._job.rank == 0:
-            code()  # asks git, once: not while steps wait for a snapshot
-        with closing(checkpointer):
-            environment = {**self.report.environment, **(code() if self._job.rank == 0 else {})}
-            checkpointer.begin(lambda progress: self.trainer.snapshot(progress, environment))
-            progress = self._epochs(checkpointer)
-            checkpointer.end(progress)
-            if checkpointer.is_preempted:
-                return self._preempted(progress, checkpointer.written)
-            report = self._conclude(progress)
-            checkpointer.finish()
-        return report
-
-    def _epochs(self, checkpointer: Checkpointer | None) -> Progress:
-        """Train, and print a line for each epoch. How far it came."""
-        training, epochs = self.trainer.training, self.trainer.problem.schedule.epochs
+        checkpointer = self.trainer.keep_checkpoints(self.report.environment, self.console.warn)
         with closing(self.trainer.setup):
-            for epoch in training.epochs(checkpointer):
-                self.console.say(epoch.line(epochs))
-        return training.progress
+            for epoch in self.trainer.training.epochs(schedule.steps, checkpointer):
+                self.console.say(epoch.line(schedule.epochs))
+        progress = self.trainer.progress
+        if checkpointer is None:
+            return self._conclude(progress)
+        checkpointer.end(progress)
+        if checkpointer.is_preempted:
+            return self._preempted(progress, checkpointer.written)
+        report = self._conclude(progress)
+        checkpointer.finish()
+        return report
 
     def _preempted(self, progress: Progress, written: int) -> Report:
         """The run stops after these steps; the newest checkpoint is after those that are ``written``."""

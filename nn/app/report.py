@@ -8,15 +8,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nn.app.options import Options
 from nn.files.write import write_whole
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch
 from nn.train.check import Check
+from nn.train.environment import describe
 from nn.train.evaluation import Scores
-from nn.train.fit import Needs
+from nn.train.fit import Needs, largest
+from nn.train.prepare import Prepared
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
+from pyrt.runtime import Runtime
 from pyrt.tables import table
 
 VERSION = 1
@@ -84,6 +88,13 @@ class Report:
         content = {"version": VERSION, **asdict(self), "wall": self.wall, "passed": self.passed}
         text = json.dumps(content, indent=1, allow_nan=False)
         write_whole("--json", path, lambda file: file.write(f"{text}\n".encode()))
+
+
+def report_of(options: Options, prepared: Prepared, runtime: Runtime) -> Report:
+    """Say what the run stands on, before it begins. Collective."""
+    needs, environment = largest(prepared.memory.needs, runtime.job), describe(prepared, runtime)
+    environment["header"] = header(environment, prepared.problem)
+    return Report(options.as_json(), environment, memory=needs)
 
 
 def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:

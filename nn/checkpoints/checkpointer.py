@@ -37,7 +37,7 @@ class Checkpointer:
         phases: Phases,
     ) -> None:
         """``every`` steps; the run begins after ``start`` of them."""
-        self.is_preempted = False
+        self.is_preempted = self.is_over = False
         self.written = start
         """Steps of which a checkpoint is known to be on the disk."""
         self._job, self._writer, self._errors, self._warn = job, writer, errors, warn
@@ -76,17 +76,21 @@ class Checkpointer:
             self.keep(progress)
         self._settle()
         if self.is_preempted:
-            self._change(lambda folder: folder.end(PREEMPTED))
+            self._end_as(PREEMPTED)
 
     def finish(self) -> None:
         """All that the run had to do is done."""
-        self._change(lambda folder: folder.end(FINISHED))
+        self._end_as(FINISHED)
 
     def close(self) -> None:
         """After `finish`, or an exception."""
         self._stopping.close()
         if self._writer is not None:
             self._writer.close()
+
+    def _end_as(self, state: str) -> None:
+        self._change(lambda folder: folder.end(state))
+        self.is_over = True
 
     def _settle(self) -> None:
         """Wait until the snapshot is written, or its failure reported."""

@@ -122,6 +122,9 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        for name in self._files:
+            if isinstance(getattr(self, name), str):  # in Python
+                object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("batch", "samples", "print_every", "check_each", "ranks_per_node"):
             require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")
@@ -160,6 +163,11 @@ class Settings:
             raise UserError(
                 "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"
             )
+
+    @property
+    def _files(self) -> list[str]:
+        """The options that name a file or a folder."""
+        return [field.name for field in dataclasses.fields(self) if field.type == "Path | None"]
 
     def steps_between_checkpoints(self, batches: int) -> int:
         """Count the steps between two checkpoints, with so many batches an epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from nn.checkpoints.checkpointer import Checkpointer
 from nn.checkpoints.metadata import Checkpoint, Metadata
 from nn.checkpoints.resume_point import open_resume_point
+from nn.checkpoints.versions import code
 from nn.files import onnx, parameters
 from nn.input.dataset import Dataset, Samples
 from nn.input.validation_split import TAIL, held_out_last
@@ -24,6 +26,7 @@ from nn.parallel.gather import gather_parameters
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch, Progress
 from nn.problem.settings import Settings
+from nn.train.environment import describe
 from nn.train.evaluation import Evaluator, Scores
 from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_gemm
 from nn.train.setup import set_up
@@ -58,9 +61,13 @@ class Trainer:
             order = held_out_last(data.labels, wanted.val_fraction, wanted.val_split, wanted.seed)
             data = replace(data, images=data.images[order], labels=data.labels[order])
         problem = Problem.of(wanted, data, network, optimiser, _described(wanted, network, optimiser))
-        resume_point = open_resume_point(wanted, runtime.job, runtime.warn)
-        self._open(prepare(problem, runtime, resume_point), runtime)
+        with ExitStack() as failing:
+            resume_point = open_resume_point(wanted, runtime.job, runtime.warn)
+            prepared = prepare(problem, runtime, failing.enter_context(closing(resume_point)))
+            self._open(prepared, runtime)
+            failing.pop_all()
         self.start(None)
+        self.keep_checkpoints(describe(prepared, runtime), runtime.warn)
 
     @classmethod
     def of(cls, prepared: Prepared, runtime: Runtime) -> Trainer:
@@ -76,6 +83,7 @@ class Trainer:
         with runtime.job.agree():
             prepared.memory.require_room(problem.settings.placement)
         with ExitStack() as opened:
+            opened.callback(self.resumed.close)
             opened.callback(prepared.ways.close)
             machine = open_resources(prepared, runtime)
             opened.enter_context(closing(machine.links))
@@ -84,6 +92,7 @@ class Trainer:
                 setup = opened.enter_context(closing(set_up(problem, prepared.part, machine, where, graphs)))
             self._opened = opened.pop_all()
         self._machine, self.setup, self.model = machine, setup, setup.model
+        self._checkpointer: Checkpointer | None = None
 
     def start(
         self, initial: Mapping[str, np.ndarray] | None, checks: bool = False, watcher: Watcher | None = None
@@ -108,8 +117,12 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: object, *_: object) -> None:
+        with closing(self):
+            if error is None and self._checkpointer is not None and not self._checkpointer.is_over:
+                self._checkpointer.end(self.progress)
+                if not self._checkpointer.is_preempted:
+                    self._checkpointer.finish()
 
     def close(self) -> None:
         """Let go of what is not this process's own, and of threads. Safe to call twice."""
@@ -126,19 +139,38 @@ class Trainer:
         """How far the training has come."""
         return self.training.progress
 
+    def keep_checkpoints(
+        self, environment: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> Checkpointer | None:
+        """Begin to keep checkpoints, if the setting ``checkpoint`` names a folder for them.
+
+        They are made as `epochs` and `step` go on, and tell of the ``environment``.
+        """
+        settings, job = self.problem.settings, self.runtime.job
+        every = settings.steps_between_checkpoints(self.problem.schedule.batches)
+        kept = self.resumed.checkpointer(settings, every, warn, self.runtime.phases)
+        if kept is not None:
+            self._opened.enter_context(closing(kept))
+            told = {**environment, **(code() if job.rank == 0 else {})}  # asks git, while no step waits
+            kept.begin(lambda progress: self._snapshot(progress, told))
+        self._checkpointer = kept
+        return kept
+
     def epochs(self, count: int) -> Iterator[Epoch]:
-        """Train so many more epochs; yield each when it is over, and nothing behind it has begun."""
+        """Train so many more epochs; yield each when it is over, and nothing behind it has begun.
+
+        Ends sooner where the job is asked to stop and the checkpoint that it goes on from is kept.
+        """
         batches = self.problem.schedule.batches
         for _ in range(count):
-            stop = (self.training.step // batches + 1) * batches
-            ended: list[Epoch] = []
-            while self.training.step < stop:
-                ended += self.training.advance(stop, self.training.most, stop.__eq__)
-            yield from ended
+            yield from self.training.epochs((self.training.step // batches + 1) * batches, self._checkpointer)
+            if self._checkpointer is not None and self._checkpointer.is_preempted:
+                return
 
     def step(self) -> float:
         """Train one step; return its loss, the mean over its batch before it."""
-        self.training.advance(self.training.step + 1, 1, lambda step: True)
+        for _ in self.training.epochs(self.training.step + 1, self._checkpointer):
+            pass
         return self.training.loss
 
     def evaluate(self, data: Dataset | Samples | None = None) -> Scores:
@@ -167,7 +199,7 @@ class Trainer:
                 run = {"options": dict(self.problem.description)}
                 onnx.export(Path(path), self.problem.network, whole, run)
 
-    def snapshot(self, progress: Progress, environment: Mapping[str, Any]) -> Checkpoint | None:
+    def _snapshot(self, progress: Progress, environment: Mapping[str, Any]) -> Checkpoint | None:
         """Make a checkpoint of now on rank 0. Raises Diverged where parameters are not finite."""
         precision = self._precision_at(progress)
         whole, states = self.parameters(), self.training.whole_state()

@@ -212,20 +212,20 @@ class Training:
         self._watcher.queued(run.steps)
         return ended
 
-    def epochs(self, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
-        """Train all steps that are left; yield each epoch when its last loss is known.
+    def epochs(self, last: int, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
+        """Train up to the step ``last``; yield each epoch when its last loss is known.
 
         The ``checkpointer`` may keep checkpoints, and stop before the last step: see `progress`.
         """
-        last, due = self._schedule.steps, False
+        due = False
 
-        def is_due(step: int) -> bool:
+        def reads(step: int) -> bool:
             nonlocal due
             due = checkpointer is not None and checkpointer.is_due(step, self._log_of_epochs.step)
-            return due
+            return due or step == last
 
         while self.step < last:
-            yield from self.advance(last, self.most, is_due)
+            yield from self.advance(last, self.most, reads)
             if due and checkpointer is not None:
                 checkpointer.keep(self.progress)
                 if checkpointer.is_preempted:

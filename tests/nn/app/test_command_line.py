@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import pyrt
-from nn.app import versions
 from nn.app.command_line import GROUPS, OTHER_NAMES, parse
 from nn.app.options import WRITTEN, Options, flag
+from nn.checkpoints import versions
 from nn.files.write import STDOUT
 from pyrt.errors import UserError
 from tests.mpi import ROOT

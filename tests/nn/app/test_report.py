@@ -94,7 +94,7 @@ def test_the_table_has_a_line_for_each_phase_and_the_sum():
 
 
 def test_the_header_tells_the_threads_that_blas_takes(monkeypatch):
-    monkeypatch.setattr("nn.app.environment.blas_threads", lambda: 7)
+    monkeypatch.setattr("nn.train.environment.blas_threads", lambda: 7)
     environment = train(Options(**QUICK)).environment
     assert environment["blas_threads"] == 7
     assert any(line.endswith("7 BLAS thread(s) a rank") for line in environment["header"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from nn.app.report import header
 from nn.train.prepare import Prepared, gemm_version, replays_graphs
 from pyrt.devices import gather_devices
 from pyrt.job.cores import blas_threads
@@ -16,12 +15,12 @@ from pyrt.runtime import Runtime
 
 
 def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
-    """Collect what the run uses, and the lines that say so. Collective."""
+    """Collect what the run uses. Collective."""
     problem, part, ways = prepared.problem, prepared.part, prepared.ways
     driver, job, settings, network = runtime.driver, runtime.job, problem.settings, problem.network
     devices = gather_devices(driver, job)
     nodes = job.comm.allreduce(job.node.rank == 0)
-    environment = {
+    return {
         "ranks": job.size,
         "nodes": int(nodes),
         "device": driver.name,
@@ -42,4 +41,3 @@ def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
-    return {**environment, "header": header(environment, problem)}
