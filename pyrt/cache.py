@@ -12,8 +12,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +124,31 @@ def is_kept(folder: Path) -> bool:
         return bool(files) and all(map(is_own, files)) and (folder / _SUMS).read_text() == _sums(files)
     except (OSError, ValueError):
         return False
+
+
+def make_folder(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Make a folder unless it is kept; ``fill`` writes its files into a scratch folder.
+
+    Of processes that want it at once one makes it, and the others wait. Raises what `new_folder` raises.
+    """
+    if is_kept(folder):
+        return
+    with _turn(folder):
+        if not is_kept(folder):
+            with new_folder(folder) as scratch:
+                fill(scratch)
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes this folder; go on at once where there can be no lock."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Some folders share a lock: locks are never removed, and so they are few.
+            lock = held.enter_context(open(folder.parent / f"lock-{folder.name[:2]}", "a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import pycuda.compiler
 import pycuda.driver as cuda
 from cuda.bindings import driver as bindings
 
-from pyrt.cache import is_kept, new_folder
+from pyrt.cache import is_kept, make_folder
 from pyrt.driver import TENSOR_MAP_BYTES, Shape3, nvcc
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
@@ -313,14 +313,13 @@ class CudaDriver:
     def compile(self, source: str, cache_dir: str) -> None:
         # pycuda writes its cache in place, so a killed job would leave half a cubin behind for ever:
         # each source gets a folder of its own.
-        folder = self._cache_folder(source, cache_dir)
-        if is_kept(folder):
-            return
-        with new_folder(folder) as scratch:
+        def fill(scratch: Path) -> None:
             try:
                 pycuda.compiler.compile(source, cache_dir=str(scratch), **self._compile_options())
             except cuda.CompileError as error:
                 raise UserError(f"nvcc does not compile it\n{error.stderr or error.stdout}") from None
+
+        make_folder(self._cache_folder(source, cache_dir), fill)
 
     def load_module(self, source: str, cache_dir: str) -> Any:
         self.compile(source, cache_dir)

@@ -262,7 +262,7 @@ def _three(shape: tuple[int, ...]) -> tuple[int, int, int]:
 @dataclass(frozen=True)
 class _Module:
     handle: ModuleHandle
-    kernels: dict[str, Signature]
+    kernels: Mapping[str, Signature]
 
 
 class KernelLibrary:

@@ -8,8 +8,9 @@ launched; a kernel of another form is listed with the reason why it cannot.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -60,7 +61,8 @@ class Signature:
     """Why it cannot be launched; empty where it can."""
 
 
-def read_kernels(source: str) -> dict[str, Signature]:
+@cache
+def read_kernels(source: str) -> Mapping[str, Signature]:
     """Find the kernels that a source defines, by name. The constants are ``#define`` lines of the source."""
     text, macros = preprocess(source)
     text = _with_declaring_macros(text, macros)

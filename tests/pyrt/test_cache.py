@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyrt import cache
-from pyrt.cache import cache_folder, is_kept, kernel_folder, new_folder
+from pyrt.cache import cache_folder, is_kept, kernel_folder, make_folder, new_folder
 from pyrt.errors import UserError
 from tests import mpi
 
@@ -138,6 +139,26 @@ class TestKernelFolder:
         environment = mpi.environment({"PYRT_CACHE_DIR": "/proc/none"})
         printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
         assert not Path(printed.strip()).exists()
+
+
+class TestMakeFolder:
+    def test_one_makes_it_and_the_others_wait(self, tmp_path: Path) -> None:
+        made: list[Path] = []
+
+        def fill(scratch: Path) -> None:
+            made.append(scratch)
+            time.sleep(0.05)
+            (scratch / "library.so").write_text("code")
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: make_folder(tmp_path / "cache" / "key", fill), range(4)))
+        assert len(made) == 1 and is_kept(tmp_path / "cache" / "key")
+
+    def test_it_is_tried_again_after_a_failure(self, tmp_path: Path) -> None:
+        with pytest.raises(ZeroDivisionError):
+            make_folder(tmp_path / "key", lambda _: 1 // 0)
+        make_folder(tmp_path / "key", lambda scratch: (scratch / "library.so").write_text("code"))
+        assert is_kept(tmp_path / "key")
 
 
 class TestNewFolder:

@@ -14,11 +14,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from pyrt.cache import is_kept, kernel_folder, new_folder
+from pyrt.cache import is_kept, kernel_folder, make_folder
 from pyrt.errors import UserError, out_of_files, shown
 from pyrt.kernels.preprocess import COMMENT_OR_LITERAL
 from pyrt.kernels.signatures import launchable
@@ -91,7 +90,8 @@ def runtime_library() -> Path:
     folder = _folder(text, [], [], kernel_folder().path)
     if not is_kept(folder):
         log.info("compiling the emulated device (not in the cache yet; some seconds)")
-    return _build(_RUNTIME, [], [], folder)
+    make_folder(folder, partial(_compile, _RUNTIME, _compiling([]), _linking([])))
+    return folder / _LIBRARY
 
 
 def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
@@ -100,10 +100,17 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
     text = translate(source)
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "kernel.cpp"
+    flags, link = _kernel_flags(checked)
+    folder = _kernel_folder(text, cache_dir, checked)
+
+    def fill(scratch: Path) -> None:
+        path = scratch / "kernel.cpp"
         path.write_text(text)
-        return _build([path], *_kernel_flags(checked), _kernel_folder(text, cache_dir, checked))
+        _compile([path], _compiling(flags), _linking(link), scratch)
+        path.unlink()
+
+    make_folder(folder, fill)
+    return folder / _LIBRARY
 
 
 def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
@@ -113,8 +120,12 @@ def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
 
 def _kernel_folder(text: str, cache_dir: str, checked: bool) -> Path:
     """Return the path of the compiled form of a translated source."""
-    ours = "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
-    return _folder(text + ours, *_kernel_flags(checked), Path(cache_dir))
+    return _folder(text + _headers(), *_kernel_flags(checked), Path(cache_dir))
+
+
+@cache
+def _headers() -> str:
+    return "".join(header.read_text() for header in (NAMES, *sorted(_HEADERS.iterdir())))
 
 
 def _kernel_flags(checked: bool) -> tuple[list[str], list[str]]:
@@ -128,6 +139,7 @@ def _checked_flags() -> list[str]:
     return [*_CHECKED, *(_CHECKED_CLANG if "clang" in version else _CHECKED_GCC)]
 
 
+@cache
 def translate(source: str) -> str:
     """C++ of a CUDA source, line by line: shared variables found in the block's storage, and for each kernel
     a function ``emulated_call_<name>`` that takes its arguments packed.
@@ -162,14 +174,6 @@ def _folder(key: str, flags: list[str], link: list[str], cache: Path) -> Path:
     """A folder named by what a library depends on: ``key``, flags, compiler."""
     depends = "\0".join([key, compiler()[1], *_compiling(flags), *_linking(link)])
     return cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
-
-
-def _build(files: list[Path], flags: list[str], link: list[str], folder: Path) -> Path:
-    """The library of these files, in its folder."""
-    if not is_kept(folder):
-        with new_folder(folder) as scratch:
-            _compile(files, _compiling(flags), _linking(link), scratch)
-    return folder / _LIBRARY
 
 
 def _compiling(flags: list[str]) -> list[str]:
