@@ -18,7 +18,7 @@ from pyrt.job.process_times import launch_start, process_start
 from pyrt.job.signals import defer_stops
 from pyrt.phases import Phases
 
-if TYPE_CHECKING:  # at run time only once MPI has started: NumPy's BLAS takes the threads that it is given
+if TYPE_CHECKING:  # imported once MPI has started: NumPy's BLAS fixes its threads at import
     from nn.app.console import Console
     from nn.app.options import Options
     from nn.app.report import Report
@@ -39,7 +39,9 @@ def main(job: Job) -> int:
         with job.agree():
             options = parse(sys.argv[1:])
         if STDOUT in options.written.values() and job.rank == 0:
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # what the run says
+            stack.enter_context(
+                contextlib.redirect_stdout(sys.stderr)
+            )  # messages: standard output has a result
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
             from nn.app import load, pipeline, start  # noqa: F401 (they import the rest)
@@ -74,7 +76,7 @@ def train(
     job, phases = job or join(), phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
     if options.checkpoint is not None:
-        defer_stops()  # from here on a signal asks for a last checkpoint
+        defer_stops()  # a signal now asks for a last checkpoint
     start.require_alike(options, job)
     with console.saying_log(), start.open_resume_point(options, job, phases, console) as resume_point:
         start.require_files(options, job)
@@ -84,8 +86,10 @@ def train(
             data = load.finish(reading, runtime, console)
             options = with_common_gemm(options, runtime)
             problem = load.make_problem(options, data, job)  # the network, its optimiser, its batches
-            prepared = prepare(problem, runtime, resume_point)  # exchange, plan, place of the data, memory
-            pipeline.save_plan(options, prepared.part.plan, job)
+            prepared = prepare(
+                problem, runtime, resume_point
+            )  # exchange, plan, place of the data; counts memory
+            pipeline.save_plan(options, prepared.shard.plan, job)
             report = report_of(options, prepared, runtime)
             if options.memory:
                 show_memory(report, prepared, console, job)

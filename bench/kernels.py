@@ -143,14 +143,14 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
         one_step = replace(options, samples=options.batch, epochs=1, val_fraction=0.0)
         problem = problem_of(one_step, load_data(options.data))
-        phases, part = Phases(time.perf_counter()), Shard.alone(problem.network)
-        ways = RankGroups.of(choose("auto", driver, job), part)
-        machine = RankResources.make(
-            job, driver, phases, kernels, ways, options.dtype, part.largest_received(options.batch)
+        phases, shard = Phases(time.perf_counter()), Shard.alone(problem.network)
+        groups = RankGroups.of(choose("auto", driver, job), shard)
+        resources = RankResources.make(
+            job, driver, phases, kernels, groups, options.dtype, shard.largest_received(options.batch)
         )
         numbers = Numbers(options.dtype, kernels, options.profile, options.pixel_scale)
-        model = RankModel(driver, part, numbers, options.batch)
-        training = Training(problem, model, machine, "resident", graphs=False)
+        model = RankModel(driver, shard, numbers, options.batch)
+        training = Training(problem, model, resources, "resident", graphs=False)
         model.start(initial_values(problem.network, options.dtype, options.seed))
         training.begin(Progress(), None)
         for _ in training.epochs(problem.schedule.steps):

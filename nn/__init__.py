@@ -12,14 +12,15 @@
 ``model``       what a network is: layers, loss, initial values; the same in NumPy (reference)
 ``files``       files of arrays, read with care and written whole or not at all
 ``optimisers``  the rules by which parameters follow their gradients
-``input``       data sets, order of samples, prefetch, resident or streamed
 ``parallel``    who has what: the plan, a rank's shard, buckets of gradients
-``launch``      from an operation to a kernel launch, and the same in NumPy
+``input``       data sets, order of samples, prefetch, resident or streamed
+``launch``      kernel launches of operations, and their NumPy functions
 ``program``     a step as a list of operations, and the rules that rewrite it
+``problem``     what is trained with which settings, and how far it has come
 ``autotune``    rates of this machine, cost of a plan, search
-``train``       trainer, replay from graphs, losses, evaluation, check
 ``checkpoints`` all that a run needs to go on as if it had never stopped
-``app``         options, a run from options, report, memory table, console
+``train``       trainer, replay from graphs, losses, evaluation, check
+``app``         options, what train.py does with them, report, memory table, console
 =============== ==================================================================================
 
 Each folder imports those above it, and pyrt, but none below it.

@@ -57,6 +57,6 @@ class AllReduce:
         self.finish()
 
     def close(self) -> None:
-        """Let go of what is not this process's own. Collective."""
+        """Free what is shared with other processes. Collective."""
         self._exchange.close()
         self._choice.close()

@@ -1,7 +1,7 @@
 """Graphs: work of several launches and copies, captured once and replayed with one call.
 
-A launch costs the host some microseconds, often more than the device needs for it; a replay costs that once
-for all it holds. Bind the launches and allocate first, then::
+Those of a training step: nn/train/replay.py. A launch costs the host some microseconds, often more than the
+device needs for it; a replay costs that once for all it holds. Bind the launches and allocate first, then::
 
     with capture(driver, streams.compute) as graph:
         first(streams.compute)

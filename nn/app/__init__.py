@@ -1,0 +1,1 @@
+"""What train.py is made of: options, start, data, pipeline, report, memory table, console."""

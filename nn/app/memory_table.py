@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nn.app.console import Console
 from nn.app.report import Report
-from nn.train.fit import COLUMNS, Line, Needs
+from nn.train.memory_needs import COLUMNS, Line, Needs
 from nn.train.prepare import Prepared
 from pyrt.job import Job
 from pyrt.tables import table
@@ -20,11 +20,11 @@ def show_memory(report: Report, prepared: Prepared, console: Console, job: Job) 
         console.say(line)
     table = memory_table(report.memory, console.width)
     console.tell(f"\nmemory of rank {report.memory.rank}, of those that need most\n\n{table}\n")
-    for pool in prepared.memory.pools:
+    for pool in prepared.rehearsal.pools:
         console.tell(pool.said())
     with job.agree():
-        prepared.memory.require_room(prepared.problem.settings.placement)
-    prepared.ways.close()
+        prepared.rehearsal.require_room(prepared.problem.settings.placement)
+    prepared.groups.close()
 
 
 def memory_table(needs: Needs, width: int | None = None) -> str:

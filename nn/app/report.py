@@ -15,7 +15,7 @@ from nn.problem.progress import Epoch
 from nn.train.check import Check
 from nn.train.environment import describe
 from nn.train.evaluation import Scores
-from nn.train.fit import Needs, largest
+from nn.train.memory_needs import Needs, largest
 from nn.train.prepare import Prepared
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job
@@ -92,7 +92,7 @@ class Report:
 
 def report_of(options: Options, prepared: Prepared, runtime: Runtime) -> Report:
     """Say what the run stands on, before it begins. Collective."""
-    needs, environment = largest(prepared.memory.needs, runtime.job), describe(prepared, runtime)
+    needs, environment = largest(prepared.rehearsal.needs, runtime.job), describe(prepared, runtime)
     environment["header"] = header(environment, prepared.problem)
     return Report(options.as_json(), environment, memory=needs)
 

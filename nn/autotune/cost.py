@@ -24,7 +24,7 @@ from pyrt.exchange.registry import exchanges
 from pyrt.redistribute import Redistribution
 from pyrt.redistribute.regions import region
 
-CLASSIFIER = "narrow end"
+CLASSIFIER = "fused classifier"
 """The kernel of a narrow output layer, several products in one."""
 
 
@@ -189,7 +189,7 @@ class Costing:
 
     def _move(self, item: StartRedistribution) -> float:
         span = Span.of_group(self._plan, self._rates.ranks_per_node)
-        sent = moved(item.move, span.ranks, self._step.part.shard)
+        sent = moved(item.move, span.ranks, self._step.shard.index)
         seconds = self._seconds(move_kind(item.move), sent, span)
         self._count(item.name, sent, seconds)
         return seconds

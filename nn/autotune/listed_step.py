@@ -82,10 +82,10 @@ class ListedStep:
         exchange: str = "host",
     ) -> None:
         self.task, self.plan = task, plan
-        self.part = Shard(plan, task.network, rank)
+        self.shard = Shard(plan, task.network, rank)
         with driver.ledger.of("batches"):
             source = self._source(driver)
-        model = RankModel(driver, self.part, Numbers(task.dtype, kernels), task.batch)
+        model = RankModel(driver, self.shard, Numbers(task.dtype, kernels), task.batch)
         all_ranks, shard = (exchange if ranks > 1 else "local" for ranks in (plan.ranks, plan.groups))
         self._arrays = TrainingArrays(model, task.optimiser, (all_ranks, shard))
         self.panels = self._arrays.panels
@@ -94,7 +94,7 @@ class ListedStep:
 
     def _source(self, driver: Driver) -> Gathered:
         """Make the source of a training set of one batch, uint8."""
-        first, last = self.part.own_samples(self.task.batch)
+        first, last = self.shard.own_samples(self.task.batch)
         rows, inputs = last - first, self.task.network.sizes[0]
         labels, order = (DeviceArray.from_host(driver, np.zeros(rows, np.int32)) for _ in range(2))
         images = DeviceArray.empty(driver, (rows, inputs), np.uint8)

@@ -1,12 +1,13 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, whole or not at all.
 
 ================ ==================================================================================
-``state``        what a checkpoint holds, and whether this run may go on from it
+``metadata``     what a checkpoint holds, and whether this run may go on from it
+``versions``     which code made it
 ``files``        one checkpoint in an .npz file, with checksums
 ``folder``       the checkpoints of a run: the last ones, the best one, state.json for scripts
 ``lock``         one run at a time writes into a folder
 ``writer``       rank 0 writes them beside the training
-``checkpointer``       when: every so many steps, and where ranks are asked to stop (``stopping``)
+``checkpointer`` when: every so many steps, and where ranks are asked to stop (``stopping``)
 ``resume_point`` what a run goes on from
 ================ ==================================================================================
 

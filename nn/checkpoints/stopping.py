@@ -2,7 +2,8 @@
 
 Ranks get a signal at different times, some of them none. What one of them knows the others learn from a
 non-blocking sum that begins after a step and is read an interval later: at the same step on every rank, when
-it is long over. The interval follows the time that steps take, not that in which they are queued.
+it is long over. The interval in steps follows from how fast steps end on the device, not from how fast
+the host queues them.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import numpy as np
 class Schedule:
     """The batches of a whole run, the same on every rank.
 
-    Batches are consecutive slices of an epoch's order; the last of an epoch may be short. Steps are
-    numbered from 0 through all epochs.
+    Batches are consecutive slices of an epoch's order; the last of an epoch may be short. How ranks
+    share a batch: `Shard.own_samples` (nn/parallel/shard.py). Steps are numbered from 0 through all epochs.
     """
 
     def __init__(self, rows: int, samples: int, batch: int, epochs: int, shuffle: bool, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The training set stays on the host: the rows of several steps at a time go up, as one chunk of a feed.
+"""The training set stays on the host: rows of several steps go up at once, as a chunk of an upload queue.
 
     helpers   | rows of chunk c+2, c+3, .. |      (nn/input/upload_queue.py draws it)
     upload    | copy c+1 |
@@ -34,25 +34,25 @@ def steps_in_chunk(batch_bytes: int, batches: int) -> int:
 
 
 class Streamed:
-    """The training batches of this rank, sent through a feed a chunk at a time."""
+    """The training batches of this rank, sent through an upload queue a chunk at a time."""
 
     def __init__(
         self,
-        feed: UploadQueue,
+        queue: UploadQueue,
         schedule: Schedule,
-        part: Shard,
+        shard: Shard,
         rows: int,
         drawing: Sequence[Helper],
     ) -> None:
-        """No rank gets more than ``rows`` samples of a batch; a chunk of the feed is some times as long."""
-        self._feed, self._schedule, self._rows = feed, schedule, rows
-        self.steps_at_once = feed.rows // rows
-        driver = feed.labels.driver
-        as_they_lie = DeviceArray.from_host(driver, np.arange(feed.labels.size, dtype=np.int32))
-        self.cursor = BatchCursor.first(driver, rows, feed.labels.size)
+        """No rank gets more than ``rows`` samples of a batch; a chunk of the queue is some times as long."""
+        self._queue, self._schedule, self._rows = queue, schedule, rows
+        self.steps_at_once = queue.rows // rows
+        driver = queue.labels.driver
+        as_they_lie = DeviceArray.from_host(driver, np.arange(queue.labels.size, dtype=np.int32))
+        self.cursor = BatchCursor.first(driver, rows, queue.labels.size)
         labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self._source = Gathered(feed.images, feed.labels, as_they_lie, self.cursor, labels)
-        self._mine = _parts(schedule, part, rows)
+        self._source = Gathered(queue.images, queue.labels, as_they_lie, self.cursor, labels)
+        self._mine = _parts(schedule, shard, rows)
         self._orders = Orders(self._draw, schedule.epochs, drawing)
         self._left = np.empty(0, int)
         """Row numbers of the current epoch that are not on their way yet."""
@@ -60,7 +60,7 @@ class Streamed:
         """Chunks."""
 
     def source(self, first: int) -> Gathered:
-        """The feed's slots, which hold this rank's part alone."""
+        """The queue's slots, which hold this rank's part alone."""
         return self._source
 
     def start(self, step: int) -> None:
@@ -71,20 +71,20 @@ class Streamed:
         self._orders.start(self._schedule.epoch(first))
         self._next(first % self._schedule.batches * self._rows)
         self._gathered = self._sent = chunk
-        for _ in self._feed.helpers:
+        for _ in self._queue.helpers:
             self._gather()
         self._send()
-        self._feed.begin(chunk)
+        self._queue.begin(chunk)
 
     def begin(self, step: int) -> None:
         """Let the compute stream wait for the chunk that a step is the first of."""
         if step % self.steps_at_once == 0:
-            self._feed.begin(step // self.steps_at_once)
+            self._queue.begin(step // self.steps_at_once)
 
     def end(self, step: int) -> None:
         """A chunk is used up with its last step."""
         if (step + 1) % self.steps_at_once == 0:
-            self._feed.end(step // self.steps_at_once)
+            self._queue.end(step // self.steps_at_once)
 
     def prefetch(self, step: int) -> None:
         """While the first steps of a chunk compute: send the next chunk, and have another one gathered."""
@@ -94,11 +94,11 @@ class Streamed:
     def close(self) -> None:
         """No more batches are asked for."""
         self._orders.close()
-        self._feed.close()
+        self._queue.close()
 
     def _send(self) -> None:
         if self._sent < self._gathered:
-            self._feed.send(self._sent)
+            self._queue.send(self._sent)
             self._sent += 1
             self._gather()
 
@@ -106,7 +106,7 @@ class Streamed:
         """Have the next chunk gathered, if there is one."""
         steps = min(self.steps_at_once, self._schedule.steps - self._gathered * self.steps_at_once)
         if steps > 0:
-            self._feed.gather(self._gathered, self._next(steps * self._rows))
+            self._queue.gather(self._gathered, self._next(steps * self._rows))
             self._gathered += 1
 
     def _next(self, count: int) -> np.ndarray:
@@ -122,11 +122,11 @@ class Streamed:
         return np.take(self._schedule.order(epoch), self._mine, mode="clip")
 
 
-def _parts(schedule: Schedule, part: Shard, rows: int) -> np.ndarray:
+def _parts(schedule: Schedule, shard: Shard, rows: int) -> np.ndarray:
     """Where in an epoch's order this rank's part of each batch is, ``rows`` for each: (batches * rows,).
 
     What is behind a shorter part, perhaps behind the order's end, takes its place and is never used.
     """
     steps = range(schedule.batches)
-    firsts = [schedule.first(step) + part.own_samples(schedule.size(step))[0] for step in steps]
+    firsts = [schedule.first(step) + shard.own_samples(schedule.size(step))[0] for step in steps]
     return np.add.outer(firsts, np.arange(rows)).reshape(-1)

@@ -1,0 +1,1 @@
+"""Who has what: the plan, a rank's shard, buckets of gradients, parameters gathered on rank 0."""

@@ -33,12 +33,12 @@ class Panel:
     """Whether its sum is over all ranks; else over those of one shard, a rank of each group."""
 
 
-def gradient_layout(part: Shard, dtype: str) -> Layout:
+def gradient_layout(shard: Shard, dtype: str) -> Layout:
     """The flat gradients: as the parameters, then ``loss``: the batch's mean loss is summed with them."""
-    return Layout({**part.shapes, "loss": (1,)}, dtype)
+    return Layout({**shard.shapes, "loss": (1,)}, dtype)
 
 
-def panels(part: Shard, layout: Layout, exchange: str = "host", shard_exchange: str = "host") -> list[Panel]:
+def panels(shard: Shard, layout: Layout, exchange: str = "host", shard_exchange: str = "host") -> list[Panel]:
     """The panels of all layers in the order in which the backward pass makes them.
 
     They go by these exchanges over all ranks, and over those of a shard. A layer whose exchange does not
@@ -48,10 +48,10 @@ def panels(part: Shard, layout: Layout, exchange: str = "host", shard_exchange: 
     summed over other ranks: each lies behind the rows that it leaves with. Together the buckets cover every
     gradient once.
     """
-    plan, depth = part.plan, part.network.depth
+    plan, depth = shard.plan, shard.network.depth
     loss_alone = plan.over_all(depth) != plan.loss_over_all
     result = [Panel(LOSS, 0, 0, Bucket(*layout.span("loss")), plan.loss_over_all)] if loss_alone else []
-    for layer in reversed(part.network.numbers):
+    for layer in reversed(shard.network.numbers):
         end = "loss" if layer == depth and not loss_alone else f"b{layer}"
         over_all = plan.over_all(layer)
         overlaps = exchanges()[exchange if over_all else shard_exchange].overlaps

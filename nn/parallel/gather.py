@@ -26,27 +26,29 @@ class Span(NamedTuple):
     stop: int
 
 
-def gather_parameters(part: Shard, parameters: Arena, job: Job) -> dict[str, np.ndarray]:
+def gather_parameters(shard: Shard, parameters: Arena, job: Job) -> dict[str, np.ndarray]:
     """Collect all parameters on rank 0; return an empty dict on other ranks. Collective."""
-    mine = parameters.to_host() if part.group == 0 else None
+    mine = parameters.to_host() if shard.group == 0 else None
     job.wait_for_all()
-    if part.plan.is_data:
+    if shard.plan.is_data:
         return mine or {}
     parts = job.comm.gather(mine)
-    return whole_parameters(part.plan, part.network, parts[: part.plan.shards]) if parts is not None else {}
+    return (
+        whole_parameters(shard.plan, shard.network, parts[: shard.plan.shards]) if parts is not None else {}
+    )
 
 
 def gather_updated(
-    part: Shard, flat: DeviceArray, updates: Sequence[Bucket], job: Job
+    shard: Shard, flat: DeviceArray, updates: Sequence[Bucket], job: Job
 ) -> dict[str, np.ndarray]:
     """Collect arrays named and shaped as all parameters on rank 0; return an empty dict on other ranks.
 
     ``flat`` (n,) is laid out as this rank's parameters and is right in ``updates``. Collective. Raises
     RuntimeError on rank 0 where no rank updates some element.
     """
-    layout = Layout(part.shapes, flat.dtype)
+    layout = Layout(shard.shapes, flat.dtype)
     job.wait_for_all()
-    offered = job.comm.gather(_spans(part, layout, updates))
+    offered = job.comm.gather(_spans(shard, layout, updates))
     wanted = _first_owners(offered) if offered is not None else None
     mine = job.comm.scatter(wanted)
     places = [
@@ -56,7 +58,7 @@ def gather_updated(
         for place in places:
             job.comm.Send(place.to_host(), 0)
         return {}
-    parts = _empty_parts(part, flat.dtype)
+    parts = _empty_parts(shard, flat.dtype)
     _require_complete(parts, wanted)
     flat.driver.synchronize()
     stream = flat.driver.create_stream()
@@ -66,25 +68,25 @@ def gather_updated(
     for owner, spans in enumerate(wanted[1:], 1):
         for span in spans:
             job.comm.Recv(_in(parts, span), owner)
-    return parts[0] if part.plan.is_data else whole_parameters(part.plan, part.network, parts)
+    return parts[0] if shard.plan.is_data else whole_parameters(shard.plan, shard.network, parts)
 
 
-def _spans(part: Shard, layout: Layout, updates: Sequence[Bucket]) -> list[Span]:
+def _spans(shard: Shard, layout: Layout, updates: Sequence[Bucket]) -> list[Span]:
     """Cut this rank's updates into spans of arrays. Layers that all shards hold whole count as shard 0's."""
     result = []
     for name in layout.shapes:
         first, end = layout.span(name)
-        shard = 0 if _is_common(part, name) else part.shard
+        index = 0 if _is_common(shard, name) else shard.index
         for start, stop in updates:
             start, stop = max(start, first), min(stop, end)
             if start < stop:
-                result.append(Span(shard, name, start - first, stop - first))
+                result.append(Span(index, name, start - first, stop - first))
     return result
 
 
-def _is_common(part: Shard, name: str) -> bool:
+def _is_common(shard: Shard, name: str) -> bool:
     """Whether all ranks hold, and together update, this array."""
-    return part.plan.over_all(int(name[1:]))
+    return shard.plan.over_all(int(name[1:]))
 
 
 def _first_owners(offered: Sequence[Sequence[Span]]) -> list[list[Span]]:
@@ -97,14 +99,14 @@ def _first_owners(offered: Sequence[Sequence[Span]]) -> list[list[Span]]:
     return result
 
 
-def _empty_parts(part: Shard, dtype: np.dtype) -> list[dict[str, np.ndarray]]:
+def _empty_parts(shard: Shard, dtype: np.dtype) -> list[dict[str, np.ndarray]]:
     """Arrays of each shard, to be filled; common ones are one array under all shards."""
     parts: list[dict[str, np.ndarray]] = []
-    for shard in range(part.plan.shards):
-        shapes = Shard(part.plan, part.network, shard).shapes
+    for index in range(shard.plan.shards):
+        shapes = Shard(shard.plan, shard.network, index).shapes
         parts.append(
             {
-                name: parts[0][name] if shard and _is_common(part, name) else np.empty(shape, dtype)
+                name: parts[0][name] if index and _is_common(shard, name) else np.empty(shape, dtype)
                 for name, shape in shapes.items()
             }
         )

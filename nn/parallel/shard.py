@@ -34,12 +34,12 @@ class Shard:
         return self.rank // self.plan.shards
 
     @property
-    def shard(self) -> int:
+    def index(self) -> int:
         return self.rank % self.plan.shards
 
     def held(self, spread: str, shape: tuple[int, int]) -> Region:
         """Return the region that this rank has of a group's matrix with this spread."""
-        return region(spread, shape, self.plan.shards, self.shard)
+        return region(spread, shape, self.plan.shards, self.index)
 
     def group_samples(self, batch: int) -> tuple[int, int]:
         """Start and stop of the group's part of so many samples."""
@@ -107,7 +107,7 @@ class Shard:
         """The most elements that this rank receives in a move of a step with such a batch."""
         ranks = self.plan.shards
         moves = self.moves(self.plan.largest_group(batch))
-        return max((move.received(ranks, self.shard) for move in moves), default=0)
+        return max((move.received(ranks, self.index) for move in moves), default=0)
 
     def moves(self, samples: int) -> list[Redistribution]:
         """All of a step, for so many samples of the group."""
@@ -128,7 +128,7 @@ def whole_parameters(
 ) -> dict[str, np.ndarray]:
     """All parameters, put together from those of the ranks of a group, in order."""
     result = {name: np.empty(shape, parts[0][name].dtype) for name, shape in network.shapes.items()}
-    for shard, arrays in enumerate(parts):
-        for name, part in Shard(plan, network, shard).regions.items():
+    for index, arrays in enumerate(parts):
+        for name, part in Shard(plan, network, index).regions.items():
             result[name][_slices(result[name], part)] = arrays[name]
     return result

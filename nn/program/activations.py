@@ -20,25 +20,25 @@ class Activations:
     gradients, the other way round.
     """
 
-    def __init__(self, parameters: Arena, part: Shard, samples: int) -> None:
-        self._part, self._plan, self._network = part, part.plan, part.network
+    def __init__(self, parameters: Arena, shard: Shard, samples: int) -> None:
+        self._shard, self._plan, self._network = shard, shard.plan, shard.network
         self._driver, self._dtype = parameters.flat.driver, parameters.flat.dtype
         self.samples = samples
-        plan, layers = part.plan, part.network.numbers
-        moved = [layer for layer in layers if part.forward_move(layer, samples)]
-        moved_back = [layer for layer in layers if _needs_room(part.backward_move(layer, samples))]
+        plan, layers = shard.plan, shard.network.numbers
+        moved = [layer for layer in layers if shard.forward_move(layer, samples)]
+        moved_back = [layer for layer in layers if _needs_room(shard.backward_move(layer, samples))]
         self._made = {layer: self._room(plan.makes(layer), layer) for layer in (0, *layers)}
         self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in moved}
         self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}
-        own, _ = part.held(plan.takes(part.network.depth + 1), (samples, 1)).shape
-        with self._driver.ledger.of("activations", part.network.depth):
+        own, _ = shard.held(plan.takes(shard.network.depth + 1), (samples, 1)).shape
+        with self._driver.ledger.of("activations", shard.network.depth):
             self._losses = DeviceArray.empty(self._driver, (max(1, own),), self._dtype)
-            self.no_bias = DeviceArray.from_host(self._driver, np.zeros(part.network.classes, self._dtype))
+            self.no_bias = DeviceArray.from_host(self._driver, np.zeros(shard.network.classes, self._dtype))
             """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
-        rows, columns = self._part.held(spread, (self.samples, self._network.sizes[layer])).shape
+        rows, columns = self._shard.held(spread, (self.samples, self._network.sizes[layer])).shape
         if rows * columns > LARGEST:
             raise UserError(
                 f"{rows} samples a rank in layers of up to {max(self._network.sizes)} units are more than "
@@ -77,15 +77,15 @@ class Activations:
         return self._losses.rows(0, self.taken(self._network.depth, samples).shape[0])
 
     def _first(self, room: DeviceArray, spread: str, layer: int, samples: int) -> DeviceArray:
-        rows, _ = self._part.held(spread, (samples, self._network.sizes[layer])).shape
+        rows, _ = self._shard.held(spread, (samples, self._network.sizes[layer])).shape
         return room.rows(0, rows)
 
     def _within(self, array: DeviceArray, has: str, wants: str, layer: int, samples: int) -> DeviceArray:
         """This rank's part of an array that has it all, if it does not have just that."""
         if has == wants:
             return array
-        part = self._part.held(wants, (samples, self._network.sizes[layer]))
-        return array.rows(*part.rows).columns(*part.columns)
+        shard = self._shard.held(wants, (samples, self._network.sizes[layer]))
+        return array.rows(*shard.rows).columns(*shard.columns)
 
 
 def _needs_room(move: Redistribution | None) -> bool:

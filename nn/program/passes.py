@@ -37,7 +37,7 @@ from pyrt.redistribute import Redistribution
 class Pass:
     """What the passes through the network are made of; each is a list for so many samples of the group."""
 
-    part: Shard
+    shard: Shard
     parameters: Arena
     activations: Activations
     source: Source
@@ -48,7 +48,7 @@ class Pass:
         """From the images to the logits, where the head takes them."""
         items = self._forward(samples)
         if not self._adds_bias:
-            depth = self.part.network.depth
+            depth = self.shard.network.depth
             items += _of_layer(depth, [self._add_output_bias(self.activations.taken(depth, samples))])
         return _without_empty(items)
 
@@ -64,34 +64,34 @@ class Pass:
     @property
     def _adds_bias(self) -> bool:
         """Whether each rank adds its units' part of the output bias before the logits come together."""
-        return self.part.plan.makes(self.part.network.depth) == BY_UNITS
+        return self.shard.plan.makes(self.shard.network.depth) == BY_UNITS
 
     @property
     def _output_bias(self) -> DeviceArray:
-        return self.parameters[f"b{self.part.network.depth}"]
+        return self.parameters[f"b{self.shard.network.depth}"]
 
     def _forward(self, samples: int) -> list[Item]:
         """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
         X = self.activations.made(0, samples)
         items: list[Item] = [operations.take_batch(self.source, X, self.scale)]
-        for layer in self.part.network.numbers:
+        for layer in self.shard.network.numbers:
             items += _of_layer(layer, self._layer(layer, samples))
         return items
 
     def _operations(self, layer: int) -> LayerOperations:
-        return operations_of(self.part.network, layer, self.parameters)
+        return operations_of(self.shard.network, layer, self.parameters)
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
-        part, activations, own = self.part, self.activations, self._operations(layer)
+        shard, activations, own = self.shard, self.activations, self._operations(layer)
         A, Z = activations.taken(layer - 1, samples), activations.made(layer, samples)
         product = own.forward(A, Z)
         items: list[Item] = [product]
-        items += _Moved.of(f"sum of {product.name}", FORWARD, part.sum_move(layer, samples), Z, Z).at_once
-        if layer < part.network.depth:
+        items += _Moved.of(f"sum of {product.name}", FORWARD, shard.sum_move(layer, samples), Z, Z).at_once
+        if layer < shard.network.depth:
             items.append(own.activate(Z))
         elif self._adds_bias:
             items.append(self._add_output_bias(Z))
-        move, taken = part.forward_move(layer, samples), activations.taken(layer, samples)
+        move, taken = shard.forward_move(layer, samples), activations.taken(layer, samples)
         return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
 
     def _add_output_bias(self, Z: DeviceArray) -> Operation:
@@ -99,19 +99,19 @@ class Pass:
 
     def _head(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
         """Logits to dZ_L, where the output layer made Z_L, and to the loss."""
-        part, activations, depth = self.part, self.activations, self.part.network.depth
+        shard, activations, depth = self.shard, self.activations, self.shard.network.depth
         Z, losses = activations.taken(depth, samples), activations.losses(samples)
-        first = part.rows(depth + 1, samples)[0] - part.rows(1, samples)[0]
+        first = shard.rows(depth + 1, samples)[0] - shard.rows(1, samples)[0]
         labels = self.source.labels.rows(first, first + Z.shape[0])
         b = activations.no_bias if self._adds_bias else self._output_bias
         items: list[Item] = [
-            operations.head(Head(part.network.loss, Z, b, labels, losses, 1 / batch)),
+            operations.head(Head(shard.network.loss, Z, b, labels, losses, 1 / batch)),
             operations.column_sums(
                 "sum of losses", FORWARD, losses.reshape(losses.size, 1), gradients["loss"]
             ),
         ]
         items += _leave(gradients, panels, LOSS, FORWARD)
-        move, made_back = part.backward_move(depth, samples), activations.made_back(depth, samples)
+        move, made_back = shard.backward_move(depth, samples), activations.made_back(depth, samples)
         items += _Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once
         return _of_layer(depth, items)
 
@@ -119,7 +119,7 @@ class Pass:
         """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
         items: list[Item] = []
         products = (f"backward GEMM {number}" for number in itertools.count(1))
-        for layer in reversed(self.part.network.numbers):
+        for layer in reversed(self.shard.network.numbers):
             own, dZ = self._operations(layer), self.activations.made_back(layer, samples)
             moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
             A = self.activations.taken(layer - 1, samples)
@@ -133,7 +133,7 @@ class Pass:
         """dZ_{l-1}, from dZ_l."""
         activations, below = self.activations, layer - 1
         taken, made = activations.taken_back(below, samples), activations.made_back(below, samples)
-        move = self.part.backward_move(below, samples)
+        move = self.shard.backward_move(below, samples)
         moved = _Moved.of(f"move of gradients {below}", BACKWARD, move, taken, made)
         dZ, A = activations.made_back(layer, samples), activations.made(below, samples)
         multiply = self._operations(layer).input_gradient(product, dZ, taken)

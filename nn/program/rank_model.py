@@ -43,14 +43,14 @@ class Numbers:
 class RankModel:
     """This rank's parameters on a device, and room for the activations of a ``batch``: to `start`."""
 
-    def __init__(self, driver: Driver, part: Shard, numbers: Numbers, batch: int) -> None:
-        self.part, self.network, self.numbers = part, part.network, numbers
+    def __init__(self, driver: Driver, shard: Shard, numbers: Numbers, batch: int) -> None:
+        self.shard, self.network, self.numbers = shard, shard.network, numbers
         self.driver, self.kernels = driver, numbers.kernels
         with driver.ledger.of("weights"):
-            self.parameters = Arena(driver, Layout(part.shapes, numbers.dtype))
+            self.parameters = Arena(driver, Layout(shard.shapes, numbers.dtype))
         self.components = self._room_for_components()
         self._pool = ComponentPool(driver)
-        self.activations = Activations(self.parameters, part, part.plan.largest_group(batch))
+        self.activations = Activations(self.parameters, shard, shard.plan.largest_group(batch))
         self._split_weights = None
         if self.kernels is not None and self.components:
             works = [Split((pair,)) for pair in self._known]
@@ -61,7 +61,7 @@ class RankModel:
         kernels, result = self.kernels, {}
         if kernels is None or not kernels.uses_components or self.numbers.apart:
             return {}
-        for layer in layers_with_components(kernels, self.part):
+        for layer in layers_with_components(kernels, self.shard):
             with self.driver.ledger.of("weights", layer):
                 shape = self.parameters.layout.shapes[f"W{layer}"]
                 result[layer] = Components.empty(self.driver, kernels.components, *shape)
@@ -74,7 +74,7 @@ class RankModel:
 
     def start(self, values: dict[str, np.ndarray]) -> None:
         """Give all parameters these values, of which this rank takes its part."""
-        self.parameters.set(self.part.cut(values))
+        self.parameters.set(self.shard.cut(values))
         if self._split_weights is not None:
             stream = self.driver.create_stream()
             self._split_weights(stream)
@@ -93,7 +93,7 @@ class RankModel:
     def passes(self, source: Source) -> Pass:
         """Return the pass over a batch that this source provides."""
         scale = self.numbers.pixel_scale
-        return Pass(self.part, self.parameters, self.activations, source, scale)
+        return Pass(self.shard, self.parameters, self.activations, source, scale)
 
 
 class TrainingArrays:
@@ -101,18 +101,18 @@ class TrainingArrays:
 
     def __init__(self, model: RankModel, optimiser: Optimiser, exchanges: tuple[str, str]) -> None:
         """``exchanges`` are those over all ranks, and over the ranks of a shard."""
-        driver, part = model.driver, model.part
+        driver, shard = model.driver, model.shard
         self._model, self._optimiser = model, optimiser
         with driver.ledger.of("gradients"):
-            self.gradients = Arena(driver, gradient_layout(part, model.numbers.dtype))
+            self.gradients = Arena(driver, gradient_layout(shard, model.numbers.dtype))
         with driver.ledger.of("momentum"):
             self.state = OptimiserState(driver, optimiser, model.parameters.layout)
-        self.panels = panels(part, self.gradients.layout, *exchanges)
+        self.panels = panels(shard, self.gradients.layout, *exchanges)
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch."""
         model = self._model
-        start, stop = model.part.group_samples(batch)
+        start, stop = model.shard.group_samples(batch)
         work = model.passes(source)
         return model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
 
@@ -129,16 +129,16 @@ class TrainingArrays:
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
         """Take this rank's part of what the optimiser kept of all parameters after so many steps."""
         for name, arrays in whole.items():
-            self.state.arenas[name].set(self._model.part.cut(dict(arrays)))
+            self.state.arenas[name].set(self._model.shard.cut(dict(arrays)))
         self.state.start(step)
 
 
-def layers_with_components(kernels: Kernels, part: Shard) -> list[int]:
+def layers_with_components(kernels: Kernels, shard: Shard) -> list[int]:
     """Return the layers whose products read their weights as components."""
     result = []
-    for layer in part.network.numbers:
-        units, inputs = part.shapes[f"W{layer}"]
-        ends = layer == part.network.depth and part.plan.is_data
+    for layer in shard.network.numbers:
+        units, inputs = shard.shapes[f"W{layer}"]
+        ends = layer == shard.network.depth and shard.plan.is_data
         is_fused = ends and kernels.fuses_classifier(inputs, units)
         if not is_fused and kernels.gemm_for(units, units, inputs) == "wgmma":
             result.append(layer)

@@ -1,0 +1,1 @@
+"""Training: the trainer, the loop (training.py), graphs (replay.py), losses, evaluation, checks, memory."""

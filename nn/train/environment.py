@@ -16,7 +16,7 @@ from pyrt.runtime import Runtime
 
 def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
     """Collect what the run uses. Collective."""
-    problem, part, ways = prepared.problem, prepared.part, prepared.ways
+    problem, shard, groups = prepared.problem, prepared.shard, prepared.groups
     driver, job, settings, network = runtime.driver, runtime.job, problem.settings, problem.network
     devices = gather_devices(driver, job)
     nodes = job.comm.allreduce(job.node.rank == 0)
@@ -29,10 +29,10 @@ def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
         "device_why": runtime.device.why,
         "mpi": job.library,
         "blas_threads": blas_threads(),
-        "plan": str(part.plan),
-        "exchange": ways.all.name,
-        "exchange_why": ways.all.why,
-        "placement": prepared.memory.placement,
+        "plan": str(shard.plan),
+        "exchange": groups.all.name,
+        "exchange_why": groups.all.why,
+        "placement": prepared.rehearsal.placement,
         "graphs": replays_graphs(settings, driver),
         "gemm": gemm_version(settings, driver) if driver.has_kernels else "numpy",
         "network": str(network),

@@ -72,21 +72,21 @@ class Evaluator:
         self,
         model: RankModel,
         samples: Samples,
-        machine: RankResources,
+        resources: RankResources,
     ) -> None:
-        job, driver, streams, phases = machine.job, machine.driver, machine.streams, machine.phases
+        job, driver, streams, phases = resources.job, resources.driver, resources.streams, resources.phases
         self._phase = phases.phase("evaluation")
         self._model, self._job, self._streams = model, job, streams
         self._driver = driver
         images, self.labels = samples
-        first, last = model.part.group_samples(len(images))
+        first, last = model.shard.group_samples(len(images))
         chunk = max(1, min(model.activations.samples, last - first))
         self._chunks = [(start, min(start + chunk, last)) for start in range(first, last, chunk)]
         copying = phases.phase("evaluation images host -> device", streams.upload)
         with driver.ledger.of("evaluation"):
-            self._feed = UploadQueue(driver, streams, copying, images, self.labels, chunk)
-        spread = model.part.plan.takes(model.network.depth + 1)
-        self._has_its_own = spread != WHOLE or model.part.shard == 0  # of logits
+            self._queue = UploadQueue(driver, streams, copying, images, self.labels, chunk)
+        spread = model.shard.plan.takes(model.network.depth + 1)
+        self._has_its_own = spread != WHOLE or model.shard.index == 0  # of logits
         classes, dtype = model.network.classes, model.parameters.flat.dtype
         with driver.ledger.of("evaluation"):
             self._host = pinned(driver, (chunk, classes), dtype)
@@ -94,10 +94,10 @@ class Evaluator:
 
         def forward(slot: Slot, samples: int) -> list[Callable[[], object]]:
             items = model.forward(slot.source, samples)
-            return bind_all(items, streams, machine.kernels, machine.links)
+            return bind_all(items, streams, resources.kernels, resources.links)
 
         sizes = {stop - start for start, stop in self._chunks}
-        self._calls = {(slot, count): forward(slot, count) for slot in self._feed.slots for count in sizes}
+        self._calls = {(slot, count): forward(slot, count) for slot in self._queue.slots for count in sizes}
 
     def logits(self) -> np.ndarray | None:
         """Logits (n, classes) of the whole set on rank 0, None on the others. Collective."""
@@ -123,17 +123,17 @@ class Evaluator:
     def _chunk(self, number: int, start: int, stop: int) -> tuple[int, np.ndarray]:
         """Logits of some of the samples from ``start`` to ``stop``: the first one's number, and those that
         this rank takes."""
-        part, samples, slot = self._model.part, stop - start, self._feed.slot(number)
+        shard, samples, slot = self._model.shard, stop - start, self._queue.slot(number)
         depth = self._model.network.depth
-        first, last = part.rows(1, samples)
-        self._feed.gather(number, np.arange(start + first, start + last))
-        self._feed.send(number)
-        self._feed.begin(number)
+        first, last = shard.rows(1, samples)
+        self._queue.gather(number, np.arange(start + first, start + last))
+        self._queue.send(number)
+        self._queue.begin(number)
         for call in self._calls[slot, samples]:
             call()
-        self._feed.end(number)
+        self._queue.end(number)
         logits = self._model.activations.taken(depth, samples)
         host = self._host[: logits.shape[0]]
         self._driver.copy_to_host(host, logits.pointer, self._streams.compute)
         self._driver.synchronize_stream(self._streams.compute)
-        return start + part.rows(depth + 1, samples)[0], host.copy()
+        return start + shard.rows(depth + 1, samples)[0], host.copy()

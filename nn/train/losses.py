@@ -21,7 +21,8 @@ RING = 32
 class LossLog:
     """The loss of each step, summed over ranks with the gradients, read some steps later.
 
-    Every rank reads the loss of a given step at the same place in the loop, so that all stop together.
+    Every rank reads the loss of a given step at the same place in the loop, so that all stop together where
+    it is not finite (`Training._check`, nn/train/training.py).
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class LossLog:
         self._covered = self._read = step
 
     def read(self, stop: int, now: bool) -> list[tuple[int, float]]:
-        """Steps before ``stop`` are queued: the losses that can be read, of each step once, in order.
+        """Return the losses that arrived since the last call, in order; steps before ``stop`` are queued.
 
         ``now`` waits for all of them, else nothing is waited for that was queued last.
         """

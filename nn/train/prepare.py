@@ -15,7 +15,7 @@ from nn.parallel.plan import Plan
 from nn.parallel.shard import Shard
 from nn.problem.problem import Problem
 from nn.problem.settings import Settings
-from nn.train.fit import Fitted, fit
+from nn.train.memory_needs import Rehearsal, choose_placement
 from nn.train.rank_resources import RankGroups, RankResources
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -32,9 +32,9 @@ class Prepared:
 
     problem: Problem
     resume_point: ResumePoint
-    part: Shard
-    ways: RankGroups
-    memory: Fitted
+    shard: Shard
+    groups: RankGroups
+    rehearsal: Rehearsal
 
 
 def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Prepared:
@@ -43,11 +43,11 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
     resume_point = resume_point.of(problem)
     choice = runtime.choose_exchange(resume_point.exchange(settings, driver), settings.ranks_per_node)
     plan = _choose_plan(problem, runtime, choice, resume_point)
-    part = Shard(plan, problem.network, runtime.job.rank)
-    ways = RankGroups.of(choice, part)
+    shard = Shard(plan, problem.network, runtime.job.rank)
+    groups = RankGroups.of(choice, shard)
     with phases.phase("count memory"):
-        memory = fit(problem, part, ways, runtime.job, driver)
-    return Prepared(problem, resume_point, part, ways, memory)
+        rehearsal = choose_placement(problem, shard, groups, runtime.job, driver)
+    return Prepared(problem, resume_point, shard, groups, rehearsal)
 
 
 def _choose_plan(
@@ -73,9 +73,9 @@ def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
     """Compile and load kernels, connect the ranks of a group. Collective; UserError on all ranks."""
     problem, job, driver = prepared.problem, runtime.job, runtime.driver
     kernels = _kernels(prepared, runtime) if driver.has_kernels else None
-    largest = prepared.part.largest_received(problem.schedule.batch)
+    largest = prepared.shard.largest_received(problem.schedule.batch)
     return RankResources.make(
-        job, driver, runtime.phases, kernels, prepared.ways, problem.settings.dtype, largest
+        job, driver, runtime.phases, kernels, prepared.groups, problem.settings.dtype, largest
     )
 
 
@@ -86,7 +86,7 @@ def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
         library = KernelLibrary(runtime.driver)
         kernels = Kernels(library, settings.dtype, settings.gemm, settings.math)
     with runtime.phases.phase("compile kernels"), job.agree():
-        wanted = job.node.gather(prepared.memory.sources)
+        wanted = job.node.gather(prepared.rehearsal.sources)
         if wanted is not None:
             library.compile_sources(source for sources in wanted for source in sources)
     return kernels

@@ -25,22 +25,22 @@ class RankGroups:
 
     all: ExchangeChoice
     """Gradients, with all ranks."""
-    shard: ExchangeChoice
+    same_shard: ExchangeChoice
     """Gradients, with the ranks of the same shard: one of each group."""
     group: ExchangeChoice
     """Activations, with the ranks of its group."""
 
     @classmethod
-    def of(cls, choice: ExchangeChoice, part: Shard) -> RankGroups:
+    def of(cls, choice: ExchangeChoice, shard: Shard) -> RankGroups:
         """Collective."""
-        if part.plan.is_data:
+        if shard.plan.is_data:
             return cls(choice, choice, replace(choice, name="local", job=choice.job.alone(), made=()))
-        return cls(choice, choice.among(part.shard), choice.among(part.group))
+        return cls(choice, choice.among(shard.index), choice.among(shard.group))
 
     def close(self) -> None:
         """Free the communicators of these choices. Collective."""
-        if self.shard is not self.all:
-            self.shard.close()
+        if self.same_shard is not self.all:
+            self.same_shard.close()
         self.group.close()
         self.all.close()
 
@@ -59,7 +59,7 @@ class RankResources:
     streams: Streams
     phases: Phases
     kernels: Kernels | None
-    ways: RankGroups
+    groups: RankGroups
     links: Redistributor
     """Of the ranks of a group, whose activations move."""
 
@@ -70,7 +70,7 @@ class RankResources:
         driver: Driver,
         phases: Phases,
         kernels: Kernels | None,
-        ways: RankGroups,
+        groups: RankGroups,
         dtype: DTypeLike,
         largest: int,
     ) -> RankResources:
@@ -80,8 +80,8 @@ class RankResources:
         """
         streams = Streams(driver)
         setting = redistribute.RedistributionContext(
-            driver, streams, ways.group.job, phases, np.dtype(dtype), largest
+            driver, streams, groups.group.job, phases, np.dtype(dtype), largest
         )
         with job.agree(), agreed_by_some(), driver.ledger.of("moves"):
-            links = redistribute.create(ways.moves, setting)
-        return cls(job, driver, streams, phases, kernels, ways, links)
+            links = redistribute.create(groups.moves, setting)
+        return cls(job, driver, streams, phases, kernels, groups, links)

@@ -24,12 +24,12 @@ class Setup:
     test: Evaluator | None
 
     def close(self) -> None:
-        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        """Free what is shared with other processes, and end threads. Safe to call twice."""
         if self.training is not None:
             self.training.close()
 
 
-def set_up(problem: Problem, part: Shard, machine: RankResources, placement: str, graphs: bool) -> Setup:
+def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: str, graphs: bool) -> Setup:
     """``placement`` is where the training set lies, ``graphs`` whether steps are replayed from graphs.
 
     Collective. Raises UserError, on all ranks, where one has no memory left, or an exchange cannot work.
@@ -38,17 +38,17 @@ def set_up(problem: Problem, part: Shard, machine: RankResources, placement: str
     settings = problem.settings
 
     def evaluator(samples: Samples | None) -> Evaluator | None:
-        return Evaluator(model, samples, machine) if samples is not None else None
+        return Evaluator(model, samples, resources) if samples is not None else None
 
     with ExitStack() as opened:
-        with machine.job.agree():
-            numbers = Numbers(settings.dtype, machine.kernels, settings.profile, settings.pixel_scale)
-            model = RankModel(machine.driver, part, numbers, problem.schedule.batch)
+        with resources.job.agree():
+            numbers = Numbers(settings.dtype, resources.kernels, settings.profile, settings.pixel_scale)
+            model = RankModel(resources.driver, shard, numbers, problem.schedule.batch)
         training = None
         if problem.trains:
-            training = Training(problem, model, machine, placement, graphs)
+            training = Training(problem, model, resources, placement, graphs)
             opened.enter_context(closing(training))
-        with machine.job.agree():
+        with resources.job.agree():
             validation = evaluator(problem.validation) if problem.trains else None
             test = evaluator(problem.test)
         opened.pop_all()

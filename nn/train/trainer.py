@@ -34,13 +34,13 @@ from nn.train.training import Diverged, Training, Watcher
 from pyrt.runtime import Runtime
 
 _ENDLESS = 1_000_000
-"""Epochs of a training that a program stops."""
+"""Epochs for `Settings`, larger than any: a program that uses `Trainer` decides itself when to stop."""
 
 
 class Trainer:
-    """A network, its optimiser and its data on the devices of a job. Every call is collective.
+    """A network, its optimiser and its data on the devices of a job. Every method is collective.
 
-    `close` lets go of what is not this process's own; so does the end of a ``with`` block.
+    `close` frees what is shared with other processes; so does the end of a ``with`` block.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Trainer:
     ) -> None:
         """Make all that training needs; ``settings`` are other fields of `Settings`, as ``dtype="float64"``.
 
-        The parameters are drawn from the setting ``seed``. Raises UserError on all ranks for what cannot be.
+        The parameters are drawn from the setting ``seed``. Raises UserError on all ranks for settings that
+        cannot work.
         """
         wanted = with_common_gemm(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
         if wanted.val_split != TAIL:
@@ -71,7 +72,7 @@ class Trainer:
 
     @classmethod
     def of(cls, prepared: Prepared, runtime: Runtime) -> Trainer:
-        """Make all that a prepared training needs; it is to be started."""
+        """Build a trainer from the decisions of `prepare`. Call `start` before the first step."""
         trainer = cls.__new__(cls)
         trainer._open(prepared, runtime)
         return trainer
@@ -81,25 +82,28 @@ class Trainer:
         self.problem, self.runtime = problem, runtime
         self.resumed = prepared.resume_point
         with runtime.job.agree():
-            prepared.memory.require_room(problem.settings.placement)
+            prepared.rehearsal.require_room(problem.settings.placement)
         with ExitStack() as opened:
             opened.callback(self.resumed.close)
-            opened.callback(prepared.ways.close)
-            machine = open_resources(prepared, runtime)
-            opened.enter_context(closing(machine.links))
-            where, graphs = prepared.memory.placement, replays_graphs(problem.settings, runtime.driver)
+            opened.callback(prepared.groups.close)
+            resources = open_resources(prepared, runtime)
+            opened.enter_context(closing(resources.links))
+            where, graphs = prepared.rehearsal.placement, replays_graphs(problem.settings, runtime.driver)
             with runtime.phases.phase("train setup"):
-                setup = opened.enter_context(closing(set_up(problem, prepared.part, machine, where, graphs)))
+                setup = opened.enter_context(
+                    closing(set_up(problem, prepared.shard, resources, where, graphs))
+                )
             self._opened = opened.pop_all()
-        self._machine, self.setup, self.model = machine, setup, setup.model
+        self._resources, self.setup, self.model = resources, setup, setup.model
         self._checkpointer: Checkpointer | None = None
 
     def start(
         self, initial: Mapping[str, np.ndarray] | None, checks: bool = False, watcher: Watcher | None = None
     ) -> None:
-        """Begin at these parameters, or where the resume point is; None: they are drawn from the seed.
+        """Start from the checkpoint if there is one, else from ``initial``; None: draw them from the seed.
 
-        A training that ``checks`` will be compared with the reference, which begins there too.
+        With ``checks`` the result will be compared with the NumPy reference from the same start: then a
+        resumed run must have the initial parameters of the first one.
         """
         problem, job = self.problem, self.runtime.job
         with self.runtime.phases.phase("train setup"):
@@ -125,7 +129,7 @@ class Trainer:
                     self._checkpointer.finish()
 
     def close(self) -> None:
-        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        """Free what is shared with other processes, and end threads. Safe to call twice."""
         self._opened.close()
 
     @property
@@ -144,22 +148,23 @@ class Trainer:
     ) -> Checkpointer | None:
         """Begin to keep checkpoints, if the setting ``checkpoint`` names a folder for them.
 
-        They are made as `epochs` and `step` go on, and tell of the ``environment``.
+        They are made during `epochs` and `step`, and hold the ``environment`` in their metadata.
         """
         settings, job = self.problem.settings, self.runtime.job
         every = settings.steps_between_checkpoints(self.problem.schedule.batches)
         kept = self.resumed.checkpointer(settings, every, warn, self.runtime.phases)
         if kept is not None:
             self._opened.enter_context(closing(kept))
-            told = {**environment, **(code() if job.rank == 0 else {})}  # asks git, while no step waits
+            told = {**environment, **(code() if job.rank == 0 else {})}  # runs git: now, while no step waits
             kept.begin(lambda progress: self._snapshot(progress, told))
         self._checkpointer = kept
         return kept
 
     def epochs(self, count: int) -> Iterator[Epoch]:
-        """Train so many more epochs; yield each when it is over, and nothing behind it has begun.
+        """Train so many more epochs; yield a record when each has ended.
 
-        Ends sooner where the job is asked to stop and the checkpoint that it goes on from is kept.
+        The next one starts when the caller asks for its record. With checkpoints, ends early after a last
+        one if the job is asked to stop.
         """
         batches = self.problem.schedule.batches
         for _ in range(count):
@@ -168,21 +173,21 @@ class Trainer:
                 return
 
     def step(self) -> float:
-        """Train one step; return its loss, the mean over its batch before it."""
+        """Train one step; return the mean loss of its batch, from before the update."""
         for _ in self.training.epochs(self.training.step + 1, self._checkpointer):
             pass
         return self.training.loss
 
     def evaluate(self, data: Dataset | Samples | None = None) -> Scores:
-        """Score the parameters on samples: a data set's test set, or images and labels; None: of the data."""
+        """Score the parameters on a data set's test set, or on images and labels; None: the trainer's."""
         if data is None and self.setup.test is not None:
             return self.setup.test.scores()
         images, labels = _samples(data if data is not None else self.problem.dataset)
-        return Evaluator(self.model, (images, labels), self._machine).scores()
+        return Evaluator(self.model, (images, labels), self._resources).scores()
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Collect all parameters on rank 0; return an empty dict on others."""
-        return gather_parameters(self.model.part, self.model.parameters, self.runtime.job)
+        return gather_parameters(self.model.shard, self.model.parameters, self.runtime.job)
 
     def save(self, path: str | Path) -> None:
         """Write all parameters, and what the network is, to a file: .safetensors, all others .npz."""
@@ -192,7 +197,7 @@ class Trainer:
                 parameters.save(Path(path), whole, {"options": dict(self.problem.description)})
 
     def export(self, path: str | Path) -> None:
-        """Write the network to an ONNX file: scaled pixels, float32 (N, D), to probabilities (N, classes)."""
+        """Write the network as ONNX: from scaled pixels, float32 (N, D), to probabilities (N, classes)."""
         whole, job = self.parameters(), self.runtime.job
         with job.agree():
             if job.rank == 0:
@@ -200,13 +205,13 @@ class Trainer:
                 onnx.export(Path(path), self.problem.network, whole, run)
 
     def _snapshot(self, progress: Progress, environment: Mapping[str, Any]) -> Checkpoint | None:
-        """Make a checkpoint of now on rank 0. Raises Diverged where parameters are not finite."""
+        """Collect a checkpoint on rank 0, None on others. Raises Diverged if parameters are not finite."""
         precision = self._precision_at(progress)
         whole, states = self.parameters(), self.training.whole_state()
         self._agree_on_finite(all(np.isfinite(array).all() for array in whole.values()))
         if self.runtime.job.rank > 0:
             return None
-        plan, found = plan_files.as_json(self.model.part.plan), self.resumed
+        plan, found = plan_files.as_json(self.model.shard.plan), self.resumed
         description = dict(self.problem.description)
         metadata = Metadata(
             progress, precision, description, dict(environment), plan, found.data, found.initial
@@ -223,11 +228,11 @@ class Trainer:
         return validation.scores().precision
 
     def require_finite_parameters(self) -> None:
-        """Raise Diverged unless they are: a step's loss is that of the parameters before it."""
+        """Raise Diverged if a parameter is not finite; the last loss is from before the last update."""
         self._agree_on_finite(bool(np.isfinite(self.model.parameters.flat.to_host()).all()))
 
     def _agree_on_finite(self, finite: bool) -> None:
-        """Raise Diverged on all ranks, unless the parameters that each knows of are."""
+        """Raise Diverged on all ranks if any of them gives False."""
         if not all(self.runtime.job.comm.allgather(finite)):
             raise Diverged(
                 "the last step left parameters that are not finite: no result was written; try a smaller --lr"

@@ -33,7 +33,7 @@ READ_EVERY = 4
 
 
 class Diverged(AgreedError):
-    """The loss is not finite. All ranks see it at the same step."""
+    """A loss or a parameter is not finite. All ranks see it at the same step."""
 
     code = 1
 
@@ -55,7 +55,7 @@ class Training:
         self,
         problem: Problem,
         model: RankModel,
-        machine: RankResources,
+        resources: RankResources,
         placement: str,
         graphs: bool,
     ) -> None:
@@ -65,7 +65,7 @@ class Training:
         """
         self._settings, self._schedule = problem.settings, problem.schedule
         self._optimiser = problem.optimiser
-        self._model, self._machine = model, machine
+        self._model, self._resources = model, resources
         self.printed: list[tuple[int, float]] = []
         self.step = 0
         """So many steps are queued."""
@@ -73,21 +73,21 @@ class Training:
         """Of the last step whose loss was read."""
         self._graphs = graphs
         with ExitStack() as opened:
-            with machine.job.agree():  # memory may end on one of them, and exchanges wait for all
+            with resources.job.agree():  # memory may end on one of them, and exchanges wait for all
                 self._allocate()
-                with machine.driver.ledger.of("batches"):
-                    made = open_batches(problem, model.part, machine, placement)
+                with resources.driver.ledger.of("batches"):
+                    made = open_batches(problem, model.shard, resources, placement)
                 self._batches = opened.enter_context(closing(made))
-            opener = ExchangeOpener(model, self._arrays, machine, self._log.ring, self._checked)
+            opener = ExchangeOpener(model, self._arrays, resources, self._log.ring, self._checked)
             self._exchange = opener.open(opened)
-            with machine.job.agree():
+            with resources.job.agree():
                 self._steps = self._make_all_steps()
             self._opened = opened.pop_all()
         ends = [self._batches.steps_at_once, problem.settings.print_every, self._steps_between_checkpoints()]
         self._ends = [end for end in ends if end is not None]
 
     def close(self) -> None:
-        """Let go of what is not this process's own, and of threads. Safe to call twice."""
+        """Free what is shared with other processes, and end threads. Safe to call twice."""
         self._opened.close()
 
     def _steps_between_checkpoints(self) -> int | None:
@@ -96,9 +96,9 @@ class Training:
         return self._settings.steps_between_checkpoints(self._schedule.batches)
 
     def _allocate(self) -> None:
-        model, machine = self._model, self._machine
-        driver, streams, phases = machine.driver, machine.streams, machine.phases
-        exchanges = machine.ways.all.name, machine.ways.shard.name
+        model, resources = self._model, self._resources
+        driver, streams, phases = resources.driver, resources.streams, resources.phases
+        exchanges = resources.groups.all.name, resources.groups.same_shard.name
         self._arrays = TrainingArrays(model, self._optimiser, exchanges)
         self._panels = self._arrays.panels
         self._iteration = phases.phase("batch iteration", streams.compute)
@@ -109,20 +109,22 @@ class Training:
     def _steps_at_once(self) -> int:
         """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
         schedule, every = self._schedule, self._settings.print_every
-        if not (self._exchange.on_device and self._machine.links.on_device):
+        if not (self._exchange.on_device and self._resources.links.on_device):
             return 1
         return min(MOST, schedule.samples // schedule.batch, self._batches.steps_at_once, every or MOST)
 
     def _make_all_steps(self) -> dict[int, Steps]:
         """Make the steps of each size of batch."""
-        machine = self._machine
+        resources = self._resources
         self.most = self._steps_at_once() if self._graphs else 1
-        recorder = Recorder(machine.driver, machine.streams.compute, machine.phases) if self._graphs else None
+        recorder = (
+            Recorder(resources.driver, resources.streams.compute, resources.phases) if self._graphs else None
+        )
         return {size: self._make_steps(size, recorder) for size in self._schedule.sizes}
 
     def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
         """The steps with batches of this size."""
-        links = self._machine.links
+        links = self._resources.links
         if recorder is None:
             return Launched(self._make_step(batch, self._exchange, links), self._exchange)
         gate = Gate(self._exchange, recorder, len(self._panels))
@@ -132,16 +134,16 @@ class Training:
 
     def _make_step(self, batch: int, exchange: Exchange, links: Redistributor) -> TrainingStep | EmptyStep:
         """This rank's part of such a step; an empty one where its group gets no sample."""
-        machine = self._machine
-        start, stop = self._model.part.group_samples(batch)
+        resources = self._resources
+        start, stop = self._model.shard.group_samples(batch)
         if start == stop:
-            skip = bind(skip_batch(self._batches.cursor), machine.streams, machine.kernels)
+            skip = bind(skip_batch(self._batches.cursor), resources.streams, resources.kernels)
             return EmptyStep(
-                self._arrays.gradients, len(self._panels), machine.streams, machine.phases, exchange, skip
+                self._arrays.gradients, len(self._panels), resources.streams, resources.phases, exchange, skip
             )
         items = self._items(batch)
         return TrainingStep(
-            items, machine.streams, machine.phases, machine.kernels, exchange, links, self._checked
+            items, resources.streams, resources.phases, resources.kernels, exchange, links, self._checked
         )
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
@@ -154,7 +156,7 @@ class Training:
 
     def _items(self, batch: int) -> list[Item]:
         """From its images to this rank's gradients."""
-        source = self._batches.source(self._model.part.own_samples(batch)[0])
+        source = self._batches.source(self._model.shard.own_samples(batch)[0])
         return self._arrays.step(source, batch)
 
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
@@ -163,9 +165,9 @@ class Training:
 
     def whole_state(self) -> dict[str, dict[str, np.ndarray]]:
         """Gather all that the optimiser keeps of parameters on rank 0; empty dicts on others. Collective."""
-        part, job = self._model.part, self._machine.job
+        shard, job = self._model.shard, self._resources.job
         return {
-            name: gather_updated(part, arena.flat, self._exchange.updates, job)
+            name: gather_updated(shard, arena.flat, self._exchange.updates, job)
             for name, arena in self._arrays.state.arenas.items()
         }
 
@@ -237,11 +239,11 @@ class Training:
         return self._log_of_epochs.progress
 
     def _waits(self, stop: int) -> bool:
-        """Whether the losses of all steps before this one are read before others are queued.
+        """Whether to wait for the losses of all steps before ``stop`` before more steps are queued.
 
         NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
         """
-        is_done = not self._machine.driver.has_kernels
+        is_done = not self._resources.driver.has_kernels
         ends_epoch = stop % self._schedule.batches == 0
         is_validated = ends_epoch and self._validation is not None
         return is_done or is_validated or self._prints(stop - 1) or stop == self._schedule.steps
@@ -250,7 +252,7 @@ class Training:
         batches, last = self._batches, run.stop - 1
         steps = self._steps[self._schedule.size(run.first)]
         self._iteration.weight = run.steps
-        self._machine.phases.barrier()
+        self._resources.phases.barrier()
         with self._iteration:
             batches.begin(run.first)
             steps.start(run.steps, run.timed)

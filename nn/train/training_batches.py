@@ -20,50 +20,50 @@ _DRAWING = 8
 batches of 12,000. With 3 threads their steps would take 60 us, with 6 or more 57 (H100)."""
 
 
-def open_batches(problem: Problem, part: Shard, machine: RankResources, placement: str) -> Batches:
+def open_batches(problem: Problem, shard: Shard, resources: RankResources, placement: str) -> Batches:
     """Make this rank's part of the batches; ``placement`` is ``resident`` or ``stream``."""
     make = _resident if placement == "resident" else _streamed
-    return make(problem, part, machine)
+    return make(problem, shard, resources)
 
 
-def _most_rows(part: Shard, schedule: Schedule) -> int:
+def _most_rows(shard: Shard, schedule: Schedule) -> int:
     """Return the samples of a full batch that the first rank gets: no rank gets more."""
-    start, stop = Shard(part.plan, part.network, 0).own_samples(schedule.batch)
+    start, stop = Shard(shard.plan, shard.network, 0).own_samples(schedule.batch)
     return stop - start
 
 
-def _streamed(problem: Problem, part: Shard, machine: RankResources) -> Batches:
-    schedule, dataset, rows = problem.schedule, problem.dataset, _most_rows(part, problem.schedule)
+def _streamed(problem: Problem, shard: Shard, resources: RankResources) -> Batches:
+    schedule, dataset, rows = problem.schedule, problem.dataset, _most_rows(shard, problem.schedule)
     steps = 1  # without threads there is nothing to hand over, and less stays in the caches
-    if machine.driver.has_kernels:
+    if resources.driver.has_kernels:
         steps = steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
     feed = UploadQueue(
-        machine.driver,
-        machine.streams,
-        machine.phases.phase("copying images host -> device", machine.streams.upload),
+        resources.driver,
+        resources.streams,
+        resources.phases.phase("copying images host -> device", resources.streams.upload),
         dataset.images,
         dataset.labels,
         steps * rows,
-        _helpers(machine, min(_GATHERING, -(-schedule.steps // steps))),
+        _helpers(resources, min(_GATHERING, -(-schedule.steps // steps))),
     )
-    return Streamed(feed, schedule, part, rows, _helpers(machine, _DRAWING))
+    return Streamed(feed, schedule, shard, rows, _helpers(resources, _DRAWING))
 
 
-def _resident(problem: Problem, part: Shard, machine: RankResources) -> Batches:
+def _resident(problem: Problem, shard: Shard, resources: RankResources) -> Batches:
     schedule, dataset = problem.schedule, problem.dataset
     return Resident(
-        machine.driver,
-        machine.streams,
-        machine.phases.phase,
+        resources.driver,
+        resources.streams,
+        resources.phases.phase,
         (dataset.images, dataset.labels),
         schedule,
-        _most_rows(part, schedule),
-        _helpers(machine, _DRAWING),
+        _most_rows(shard, schedule),
+        _helpers(resources, _DRAWING),
     )
 
 
-def _helpers(machine: RankResources, most: int) -> list[Helper]:
+def _helpers(resources: RankResources, most: int) -> list[Helper]:
     """As many threads as there are cores beside that of the thread which queues work; at least one."""
-    if not machine.driver.has_kernels:
+    if not resources.driver.has_kernels:
         return [Deferred()]
-    return [Worker() for _ in range(max(1, min(most, machine.job.threads - 1)))]
+    return [Worker() for _ in range(max(1, min(most, resources.job.threads - 1)))]

@@ -25,7 +25,7 @@ class ExchangeOpener:
 
     model: RankModel
     arrays: TrainingArrays
-    machine: RankResources
+    resources: RankResources
     ring: LossRing
     wrap: Wrap
     """What is put around each update."""
@@ -35,8 +35,8 @@ class ExchangeOpener:
 
         Collective. What it is made of is closed with what is ``opened``.
         """
-        loss_over_all = self.model.part.plan.loss_over_all
-        makers = {True: self.machine.ways.all, False: self.machine.ways.shard}
+        loss_over_all = self.model.shard.plan.loss_over_all
+        makers = {True: self.resources.groups.all, False: self.resources.groups.same_shard}
         found = [panel.over_all for panel in self.arrays.panels]
         several = len(set(found)) > 1
         end, rings = self._end_of_several() if several else None, {loss_over_all: self.ring}
@@ -56,25 +56,25 @@ class ExchangeOpener:
         """
         if not self.arrays.state.counts:
             return None
-        machine = self.machine
-        with machine.job.agree(), machine.driver.ledger.of("exchange"):
+        resources = self.resources
+        with resources.job.agree(), resources.driver.ledger.of("exchange"):
             end = self.arrays.update(self.ring, self.wrap).bind(ends_step=True)
-        return partial(end, machine.streams.compute)
+        return partial(end, resources.streams.compute)
 
     def _exchange_of(
         self, choice: ExchangeChoice, buckets: Sequence[int], update: ParameterUpdate
     ) -> Exchange:
-        machine = self.machine
+        resources = self.resources
         context = exchange.ExchangeContext(
-            machine.driver,
-            machine.streams,
+            resources.driver,
+            resources.streams,
             choice.job,
             choice.node,
-            machine.phases,
+            resources.phases,
             self.model.parameters.flat,
             self.arrays.gradients.flat,
             [self.arrays.panels[index].bucket for index in buckets],
             update,
         )
-        with machine.job.agree(), agreed_by_some(), machine.driver.ledger.of("exchange"):
+        with resources.job.agree(), agreed_by_some(), resources.driver.ledger.of("exchange"):
             return exchange.create(choice.name, context)

@@ -105,9 +105,9 @@ class LinkProbe:
         for nbytes in self._extent.moved:
             units, inputs = self._shape(nbytes)
             network = Network.dense((inputs, units), "sigmoid", "softmax")
-            part = Shard.alone(network)
+            shard = Shard.alone(network)
             with self._lent() as driver:
-                model = RankModel(driver, part, Numbers(self._dtype.name, self._kernels, apart=True), 1)
+                model = RankModel(driver, shard, Numbers(self._dtype.name, self._kernels, apart=True), 1)
                 arrays = TrainingArrays(model, Sgd(0.5, 0.0, 1e-4), (group.name, group.name))
                 buckets = [panel.bucket for panel in arrays.panels]
                 made_from = exchange.ExchangeContext(

@@ -9,7 +9,7 @@ import pytest
 from nn.app.console import Console
 from nn.app.memory_table import memory_table
 from nn.app.options import Options
-from nn.train.fit import COLUMNS, Line, Needs
+from nn.train.memory_needs import COLUMNS, Line, Needs
 from nn.train.training import Training
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError

@@ -62,7 +62,7 @@ def test_a_step_by_hand_of_two_shards():
     sizes = {"W1": 12, "b1": 2, "W2": 4, "b2": 2}
     update = 2 * sum(sizes.values()) + 2 * (sizes["W1"] + sizes["W2"])
     assert cost.flops - products - others == pytest.approx(update, abs=2 * 64 * 5)  # padding
-    assert on_null(Task(SMALL, 8), Plan.model(1, 2, 2), DeviceProperties()).part.shapes["W1"] == (2, 6)
+    assert on_null(Task(SMALL, 8), Plan.model(1, 2, 2), DeviceProperties()).shard.shapes["W1"] == (2, 6)
 
 
 def test_a_step_by_hand_of_two_ranks_that_split_samples():

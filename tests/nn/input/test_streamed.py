@@ -94,8 +94,8 @@ def batches_of(way, place, schedule, job, rows):
     helpers = [place.helper() for _ in range(3)]
     chunk = rows * int(way.split()[1])
     feed = UploadQueue(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
-    part = Shard(Plan.data(job.size, 1), Network.dense((IMAGES.shape[1], 1), "tanh", "softmax"), job.rank)
-    return Streamed(feed, schedule, part, rows, [place.helper(), place.helper()])
+    shard = Shard(Plan.data(job.size, 1), Network.dense((IMAGES.shape[1], 1), "tanh", "softmax"), job.rank)
+    return Streamed(feed, schedule, shard, rows, [place.helper(), place.helper()])
 
 
 def check_rows(place, dtype, way, schedule, job, first=0):

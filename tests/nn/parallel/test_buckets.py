@@ -68,18 +68,18 @@ def test_gradients_lie_as_the_parameters_do_and_the_loss_behind_them():
 def test_layers_are_whole_where_their_exchange_does_not_overlap():
     """W1 is split over ranks, W2 and W3 are not: they go by different exchanges."""
     plan = Plan(2, 2, ("rows", "samples", "samples"))
-    part = Shard(plan, Network.dense((784, 2048, 1024, 10), "sigmoid", "softmax"), 0)
-    layout = gradient_layout(part, "float32")
+    shard = Shard(plan, Network.dense((784, 2048, 1024, 10), "sigmoid", "softmax"), 0)
+    layout = gradient_layout(shard, "float32")
 
     def counts(*exchanges):
-        layers = [panel.layer for panel in panels(part, layout, *exchanges)]
+        layers = [panel.layer for panel in panels(shard, layout, *exchanges)]
         return [layers.count(layer) for layer in (1, 2, 3)]
 
     assert counts("host", "device") == [2, 4, 1]
     assert counts("peer", "device") == [2, 1, 1]
     assert counts("host", "local") == [1, 4, 1]
-    whole = panels(part, layout, "peer", "local")
+    whole = panels(shard, layout, "peer", "local")
     assert [panel.stop - panel.start for panel in whole] == [10, 1024, 1024]
     assert sum(panel.bucket.stop - panel.bucket.start for panel in whole) == sum(
-        panel.bucket.stop - panel.bucket.start for panel in panels(part, layout)
+        panel.bucket.stop - panel.bucket.start for panel in panels(shard, layout)
     )

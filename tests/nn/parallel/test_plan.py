@@ -50,9 +50,9 @@ def test_parts_of_parameters_are_put_together_again(splits: tuple[str, ...]) -> 
     plan, whole = Plan(2, 3, splits), initial_values(NETWORK, "float64", 0)
     for layer in NETWORK.numbers:
         whole[f"b{layer}"] = np.random.default_rng(layer).normal(size=NETWORK.sizes[layer])
-    cut = [part.cut(whole) for part in parts(plan)]
-    for arrays, part in zip(cut, parts(plan), strict=True):
-        assert {name: array.shape for name, array in arrays.items()} == part.shapes
+    cut = [shard.cut(whole) for shard in parts(plan)]
+    for arrays, shard in zip(cut, parts(plan), strict=True):
+        assert {name: array.shape for name, array in arrays.items()} == shard.shapes
     for group in (cut[:3], cut[3:]):
         again = whole_parameters(plan, NETWORK, group)
         assert all((again[name] == whole[name]).all() for name in whole)
@@ -61,7 +61,8 @@ def test_parts_of_parameters_are_put_together_again(splits: tuple[str, ...]) -> 
 def test_a_model_plan_cuts_weights_into_as_many_parts_as_there_are_shards() -> None:
     network = Network.dense((784, 4096, 4096, 16), "relu", "softmax")
     sizes = [
-        sum(np.prod(shape) for shape in part.shapes.values()) for part in parts(Plan.model(1, 4, 3), network)
+        sum(np.prod(shape) for shape in shard.shapes.values())
+        for shard in parts(Plan.model(1, 4, 3), network)
     ]
     assert max(sizes) < 1.001 * network.parameter_count / 4
 
@@ -73,9 +74,9 @@ def test_the_samples_of_a_batch_fall_to_groups_and_in_them_to_who_splits_them(
 ) -> None:
     plan = Plan(2, 3, splits)
     for group in range(2):
-        mine = [part for part in parts(plan) if part.group == group]
+        mine = [shard for shard in parts(plan) if shard.group == group]
         start, stop = mine[0].group_samples(batch)
-        images = [part.own_samples(batch) for part in mine]
+        images = [shard.own_samples(batch) for shard in mine]
         if splits[0] == SAMPLES:
             assert images[0][0] == start and images[-1][1] == stop
             assert all(one[1] == two[0] for one, two in itertools.pairwise(images))
@@ -86,11 +87,11 @@ def test_the_samples_of_a_batch_fall_to_groups_and_in_them_to_who_splits_them(
 
 def test_what_moves_under_the_model_plan() -> None:
     """Once forward and once back, sums of what the layers split by rows and by columns share; logits."""
-    part = Shard(Plan.model(1, 3, 3), NETWORK, 1)
-    assert [part.forward_move(layer, 8) for layer in (0, 1, 2, 3)] == [None] * 4
+    shard = Shard(Plan.model(1, 3, 3), NETWORK, 1)
+    assert [shard.forward_move(layer, 8) for layer in (0, 1, 2, 3)] == [None] * 4
     sums = {layer: Redistribution((8, NETWORK.sizes[layer]), "whole", "whole", sums=True) for layer in (2, 3)}
-    assert [part.sum_move(layer, 8) for layer in (1, 2, 3)] == [None, sums[2], sums[3]]
-    back = [part.backward_move(layer, 8) for layer in (1, 2, 3)]
+    assert [shard.sum_move(layer, 8) for layer in (1, 2, 3)] == [None, sums[2], sums[3]]
+    back = [shard.backward_move(layer, 8) for layer in (1, 2, 3)]
     assert back == [None, Redistribution((8, 7), "columns", "whole"), None]
 
 

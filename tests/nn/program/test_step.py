@@ -29,21 +29,21 @@ class Model:
     def __init__(self, network, driver, kernels, dtype, rows):
         rng = np.random.default_rng(0)
         self.network, self.driver, self.kernels, self.dtype = network, driver, kernels, np.dtype(dtype).name
-        self.part = Shard.alone(network)
+        self.shard = Shard.alone(network)
         self.streams = Streams(driver)
         self.host = initial_values(network, self.dtype, 0)
         for layer in network.numbers:
             self.host[f"b{layer}"] = rng.normal(0, 1, network.sizes[layer]).astype(dtype)
         self.parameters = Arena(driver, Layout(network.shapes, self.dtype))
         self.parameters.set(self.host)
-        self.gradients = Arena(driver, gradient_layout(self.part, self.dtype))
-        self.panels = panels(self.part, self.gradients.layout)
-        self.activations = Activations(self.parameters, self.part, rows)
+        self.gradients = Arena(driver, gradient_layout(self.shard, self.dtype))
+        self.panels = panels(self.shard, self.gradients.layout)
+        self.activations = Activations(self.parameters, self.shard, rows)
         self.images = rng.integers(0, 256, (rows, network.sizes[0]), np.uint8)
         self.labels = rng.integers(0, network.classes, rows).astype(np.int32)
         copying = Phases(0.0).phase("copying")
         self.slot = UploadQueue(driver, self.streams, copying, self.images, self.labels, rows).slot(0)
-        self.work = Pass(self.part, self.parameters, self.activations, self.slot.source, 255.0)
+        self.work = Pass(self.shard, self.parameters, self.activations, self.slot.source, 255.0)
 
     def fill_slot(self, start, stop):
         self.slot.images.rows(0, stop - start).set(self.images[start:stop])

@@ -82,33 +82,33 @@ class Needs:
 
 
 def rehearse(
-    problem: Problem, part: Shard, ways: RankGroups, job: Job, driver: Driver, where: str
+    problem: Problem, shard: Shard, groups: RankGroups, job: Job, driver: Driver, where: str
 ) -> tuple[Needs, list[str]]:
     """What a run, its training set placed there, would need of this driver and the host, on this rank; and
     the sources of the kernels that it would load.
 
     Collective. Raises UserError, on all ranks, where the run would whatever the memory.
     """
-    options, largest = problem.settings, part.largest_received(problem.schedule.batch)
+    options, largest = problem.settings, shard.largest_received(problem.schedule.batch)
     null = NullDriver.like(driver)
     kernels = None
     if driver.has_kernels:
         kernels = Kernels(KernelLibrary(null), options.dtype, options.gemm, options.math)
     phases = Phases(time.perf_counter())
-    machine = RankResources.make(job, null, phases, kernels, ways, options.dtype, largest)
-    with closing(machine.links):
-        setup = set_up(problem, part, machine, where, graphs=False)
-        lines = lines_of(null.ledger, part, options.dtype)
+    resources = RankResources.make(job, null, phases, kernels, groups, options.dtype, largest)
+    with closing(resources.links):
+        setup = set_up(problem, shard, resources, where, graphs=False)
+        lines = lines_of(null.ledger, shard, options.dtype)
         setup.close()
     return Needs(job.rank, lines), list(null.sources)
 
 
-def lines_of(ledger: Ledger, part: Shard, dtype: str) -> list[Line]:
+def lines_of(ledger: Ledger, shard: Shard, dtype: str) -> list[Line]:
     """List the ledger of a run's driver, its flat buffers split by layer."""
-    parameters, gradients = Layout(part.shapes, dtype), gradient_layout(part, dtype)
+    parameters, gradients = Layout(shard.shapes, dtype), gradient_layout(shard, dtype)
     states, clock = divmod(ledger.device[Row("momentum")], parameters.size * parameters.dtype.itemsize)
     flat = [("weights", parameters), ("gradients", gradients), *states * [("momentum", parameters)]]
-    lines = [_layer(ledger, flat, layer) for layer in range(part.network.depth + 1)]
+    lines = [_layer(ledger, flat, layer) for layer in range(shard.network.depth + 1)]
     loss = gradients.nbytes("loss") if ledger.device[Row("gradients")] else 0
     for row in map(Row, _OF_NO_LAYER):
         buffers = ledger.device[row] + (loss + clock if row.what == "losses" else 0)
@@ -187,7 +187,7 @@ def _size(nbytes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Rehearsal:
     """Where the training set lies, and what the run needs then."""
 
     placement: str
@@ -202,17 +202,19 @@ class Fitted:
             pool.require(stream=asked == "resident")
 
 
-def fit(problem: Problem, part: Shard, ways: RankGroups, job: Job, driver: Driver) -> Fitted:
-    """The placement that was asked for or, for ``auto``, resident where that fits on every rank.
+def choose_placement(
+    problem: Problem, shard: Shard, groups: RankGroups, job: Job, driver: Driver
+) -> Rehearsal:
+    """Choose the placement asked for or, for ``auto``, resident where that fits on every rank.
 
     Collective. Raises UserError, on all ranks, where the run cannot be, whatever the memory.
     """
 
     asked = problem.settings.placement
 
-    def placed(where: str) -> Fitted:
-        needs, sources = rehearse(problem, part, ways, job, driver, where)
-        return Fitted(where, needs, pools(needs, job, driver), sources)
+    def placed(where: str) -> Rehearsal:
+        needs, sources = rehearse(problem, shard, groups, job, driver, where)
+        return Rehearsal(where, needs, pools(needs, job, driver), sources)
 
     with job.agree():
         may_be_resident = placement.may_be_resident(asked, driver, problem.schedule.samples)

@@ -1,4 +1,4 @@
-"""nn/train/fit.py: runs take the memory that was counted, and what does not fit ends all ranks."""
+"""nn/train/memory_needs.py: runs take the memory that was counted, and what does not fit ends all ranks."""
 
 import dataclasses
 
@@ -13,8 +13,8 @@ from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.parallel import buckets, plan_files
 from nn.parallel.plan import Plan
 from nn.parallel.shard import Shard
-from nn.train import fit as fit_module
-from nn.train.fit import Pool, lines_of, rehearse
+from nn.train import memory_needs
+from nn.train.memory_needs import Pool, lines_of, rehearse
 from nn.train.rank_resources import RankGroups, RankResources
 from nn.train.training import Training
 from pyrt import devices
@@ -63,8 +63,8 @@ class Counted:
 
         def note(training, *arguments):
             """All is there, and nothing has been closed."""
-            machine, part = training._machine, training._model.part
-            self.lines = lines_of(machine.driver.ledger, part, training._settings.dtype)
+            resources, shard = training._resources, training._model.shard
+            self.lines = lines_of(resources.driver.ledger, shard, training._settings.dtype)
             self.device, self.pinned = sum(self._sizes.values()), sum(self._ours)
             return begin(training, *arguments)
 
@@ -110,9 +110,9 @@ CASES = [
 
 def differ(monkeypatch, kind, cases):
     """Where a run takes other memory than was counted before, on this rank."""
-    wrong, mine, largest = [], [], fit_module.largest
+    wrong, mine, largest = [], [], memory_needs.largest
     monkeypatch.setattr(
-        fit_module, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1]
+        memory_needs, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1]
     )
     for case in cases:
         with monkeypatch.context() as patch:
@@ -189,9 +189,9 @@ def test_components_and_parts_of_products_are_their_layers():
     """On a device that is not here: of the course's network, its products on tensor cores."""
     gpu = NullDriver(DeviceProperties("a GPU", "sm_90a", 132, 232448), "cuda")
     problem = problem_of(Options(samples=3600), load_data("embedded"))
-    part = Shard.alone(problem.network)
-    ways = RankGroups.of(choose("auto", gpu, join().alone()), part)
-    needs, sources = rehearse(problem, part, ways, join().alone(), gpu, "resident")
+    shard = Shard.alone(problem.network)
+    groups = RankGroups.of(choose("auto", gpu, join().alone()), shard)
+    needs, sources = rehearse(problem, shard, groups, join().alone(), gpu, "resident")
     assert all(
         any(f'/{file}.cu"' in source for source in sources)
         for file in ("gemm/wgmma", "nn/fused_classifier", "nn/update", "nn/pixels")
