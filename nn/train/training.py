@@ -12,21 +12,20 @@ from nn.checkpoints.checkpointer import Checkpointer
 from nn.parallel.gather import gather_updated
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch, Progress
-from nn.program.operations import Item, Operation, skip_batch
+from nn.program.operations import Operation
 from nn.program.rank_model import RankModel, TrainingArrays
-from nn.program.step import EmptyStep, TrainingStep, bind
 from nn.train.check_each import TOLERANCES, CheckedOperation
 from nn.train.epoch_log import EpochLog
 from nn.train.evaluation import Evaluator
 from nn.train.losses import LossLog
 from nn.train.rank_resources import RankResources
-from nn.train.replay import MOST, Gate, GatedLinks, Launched, Replayed, Run, Steps, next_run
+from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
-from pyrt.exchange import Exchange, QueueWork
+from nn.train.training_steps import StepMaker
+from pyrt.exchange import QueueWork
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
-from pyrt.redistribute import Redistributor
 
 READ_EVERY = 4
 """Steps between two copies of their losses to the host, where the device computes beside it."""
@@ -80,6 +79,9 @@ class Training:
                 self._batches = opened.enter_context(closing(made))
             opener = ExchangeOpener(model, self._arrays, resources, self._log.ring, self._checked)
             self._exchange = opener.open(opened)
+            self._maker = StepMaker(
+                model, self._arrays, resources, self._batches, self._exchange, self._checked
+            )
             with resources.job.agree():
                 self._steps = self._make_all_steps()
             self._opened = opened.pop_all()
@@ -115,36 +117,14 @@ class Training:
 
     def _make_all_steps(self) -> dict[int, Steps]:
         """Make the steps of each size of batch."""
-        resources = self._resources
-        self.most = self._steps_at_once() if self._graphs else 1
-        recorder = (
-            Recorder(resources.driver, resources.streams.compute, resources.phases) if self._graphs else None
-        )
-        return {size: self._make_steps(size, recorder) for size in self._schedule.sizes}
-
-    def _make_steps(self, batch: int, recorder: Recorder | None) -> Steps:
-        """The steps with batches of this size."""
-        links = self._resources.links
-        if recorder is None:
-            return Launched(self._make_step(batch, self._exchange, links), self._exchange)
-        gate = Gate(self._exchange, recorder, len(self._panels))
-        step = self._make_step(batch, gate, GatedLinks(links, recorder, gate))
-        most = self.most if batch == self._schedule.batch else 1
-        return Replayed(step, self._exchange, recorder, most)
-
-    def _make_step(self, batch: int, exchange: Exchange, links: Redistributor) -> TrainingStep | EmptyStep:
-        """This rank's part of such a step; an empty one where its group gets no sample."""
-        resources = self._resources
-        start, stop = self._model.shard.group_samples(batch)
-        if start == stop:
-            skip = bind(skip_batch(self._batches.cursor), resources.streams, resources.kernels)
-            return EmptyStep(
-                self._arrays.gradients, len(self._panels), resources.streams, resources.phases, exchange, skip
-            )
-        items = self._items(batch)
-        return TrainingStep(
-            items, resources.streams, resources.phases, resources.kernels, exchange, links, self._checked
-        )
+        self.most, sizes, full = 1, self._schedule.sizes, self._schedule.batch
+        if not self._graphs:
+            return {size: self._maker.launched(size) for size in sizes}
+        self.most, resources = self._steps_at_once(), self._resources
+        recorder = Recorder(resources.driver, resources.streams.compute, resources.phases)
+        return {
+            size: self._maker.replayed(size, recorder, self.most if size == full else 1) for size in sizes
+        }
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
         """The operation, checked against NumPy in the first steps where --check-each asks for it."""
@@ -153,11 +133,6 @@ class Training:
             return queue
         accuracy = settings.math if settings.dtype == "float32" else settings.dtype
         return CheckedOperation(operation, queue, steps, TOLERANCES[accuracy])
-
-    def _items(self, batch: int) -> list[Item]:
-        """From its images to this rank's gradients."""
-        source = self._batches.source(self._model.shard.own_samples(batch)[0])
-        return self._arrays.step(source, batch)
 
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
         """Take this rank's part of what the optimiser kept after so many steps; without any: zeros."""
@@ -175,7 +150,7 @@ class Training:
         """List the operations of this rank's step for a full batch, in order, with the update as one."""
         update = self._arrays.update(self._log.ring)
         return [
-            *(item for item in self._items(self._schedule.batch) if isinstance(item, Operation)),
+            *(item for item in self._maker.items(self._schedule.batch) if isinstance(item, Operation)),
             *update.operations(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
