@@ -36,7 +36,7 @@ class Console:
             sys.stdout.flush()
 
     def bar(self, steps: int) -> tqdm:
-        """A progress bar over ``steps``, on a terminal; elsewhere the lines alone."""
+        """Make a progress bar over ``steps``: hidden if quiet or silent, or without a terminal."""
         hidden = self.quiet or not (self.speaking and launched_from_terminal())
         return tqdm(total=steps, unit="step", disable=hidden, leave=False, dynamic_ncols=True)
 

@@ -103,9 +103,9 @@ def _told(run_metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _classes(headers: Mapping[str, Header], hidden: list[int] | None) -> int | None:
-    """The classes of the network, as the biases behind its hidden layers show them; None where they do not.
+    """Return the number of classes, from the biases of the output layer; None if they do not tell it.
 
-    The metadata of a run without --classes does not have their number: it was that of the data.
+    The metadata of a run without --classes lack this number: it came from the data.
     """
     header = headers.get(f"b{len(hidden) + 1}") if hidden else None
     if header is None or len(header.shape) != 1 or not _FITS["classes"](header.shape[0]):
@@ -134,7 +134,7 @@ def _require_layers(path: Path, headers: Mapping[str, Header], hidden: list[int]
 
 
 def _words(value: Any) -> str:
-    """A value as people give it, in few printable characters."""
+    """Show a value as people give it, in few printable characters."""
     if isinstance(value, list):
         several = [one if isinstance(one, str | int | float) else "?" for one in value[:_LONGEST]]
         value = ",".join(map(str, several)) or "none"

@@ -146,11 +146,11 @@ class Options(Settings):
             raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
 
     def make_network(self, inputs: int, classes: int) -> Network:
-        """The network for images of so many pixels."""
+        """Make the network for images of ``inputs`` pixels."""
         return Network.dense((inputs, *self.hidden, classes), self.activation, self.head)
 
     def make_optimiser(self) -> Optimiser:
-        """The optimiser with its rates."""
+        """Make the optimiser with its rates."""
         kind = OPTIMISERS[self.optimiser]
         rates: dict[str, Any] = {name: getattr(self, name) for name in rates_of(kind)}
         return kind(**rates)

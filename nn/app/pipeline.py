@@ -102,7 +102,7 @@ class Pipeline:
         return report
 
     def _preempted(self, progress: Progress, written: int) -> Report:
-        """The run stops after these steps; the newest checkpoint is after those that are ``written``."""
+        """Say that the run stops, and return its report; the newest checkpoint is of step ``written``."""
         where = "" if written == progress.step else f" from step {written}"
         self.console.tell(
             f"preempted at step {progress.step} of {self.trainer.problem.schedule.steps}: "
@@ -140,7 +140,7 @@ class Pipeline:
         return replace(self.report, test=scores)
 
     def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
-        """The check on rank 0, while the others sleep; its result on all."""
+        """Run the check on rank 0 while other ranks sleep; return its result on all ranks."""
         result = None
         with self.trainer.runtime.phases.phase("check"):
             trained = self.trainer.parameters()

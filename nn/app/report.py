@@ -77,14 +77,14 @@ class Report:
         return sum(row.host for row in self.phases)
 
     def phase(self, name: str) -> PhaseRow:
-        """The row of that name; KeyError where the run had no such phase."""
+        """Return the row of that name. Raises KeyError if the run had no such phase."""
         for row in self.phases:
             if row.name == name:
                 return row
         raise KeyError(name)
 
     def write_json(self, path: Path) -> None:
-        """All of it, in one JSON object; whole or not at all."""
+        """Write the report as one JSON object, whole or not at all."""
         content = {"version": VERSION, **asdict(self), "wall": self.wall, "passed": self.passed}
         text = json.dumps(content, indent=1, allow_nan=False)
         write_whole("--json", path, lambda file: file.write(f"{text}\n".encode()))
@@ -108,7 +108,7 @@ def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
 
 
 def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
-    """From the times of those of the ``ranks`` that entered the phase."""
+    """Make a phase's row from the times of the ranks that entered it; ``ranks`` counts all."""
     absent = [0.0] * (ranks - len(times))
     hosts = [*absent, *(phase.host for phase in times)]
     host = sum(hosts) / ranks
@@ -129,7 +129,7 @@ def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
 
 
 def phase_table(rows: Sequence[PhaseRow], width: int | None = None) -> str:
-    """The per-phase table, in lines of at most ``width`` characters (None: with all columns)."""
+    """Lay out the per-phase table, in lines of at most ``width`` characters (None: with all columns)."""
     headers = ["phase", "calls", "host self ms", "device ms", "mean us", "share %", "min ms", "max ms"]
     dispensable = ["min ms", "max ms", "mean us", "share %", "calls", "device ms"]
     body = [

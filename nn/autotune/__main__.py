@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # at run time only once MPI has started
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; UserError for what makes no sense."""
+    """Parse the command line. Raises UserError if it makes no sense."""
     from nn.app.command_line import OTHER_NAMES, file_name, written_file
     from nn.problem.settings import DTYPES
     from pyrt import devices
@@ -92,7 +92,7 @@ _sizes.__name__ = "list of whole numbers"
 
 
 def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
-    """From the file, or of this job's machine. Collective; UserError on all ranks."""
+    """Return the rates of the file, or of this job's machine. Collective. Raises UserError on all ranks."""
     from nn.autotune import rates
 
     if wanted.rates is None:

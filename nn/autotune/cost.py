@@ -286,15 +286,18 @@ def once_an_exchange(plan: Plan, over_all: bool, rates: Rates) -> float:
 
 
 def move_kind(move: Redistribution) -> str:
-    """One of `nn.autotune.rates.KINDS`."""
+    """Return one of `nn.autotune.rates.KINDS`."""
     if move.sums:
         return SUM if move.target == "whole" else REDUCE
     return GATHER if move.target == "whole" else TRANSPOSE
 
 
 def fork_and_join(step: ListedStep, ranks: int, rates: Rates) -> Cost:
-    """The course's: one rank has all; around every product it sends each other rank its rows of the one
-    operand and the whole of the other, and gets its rows of the result. ``step`` is that of a rank alone."""
+    """Predict the cost of the course's fork and join. ``step`` is the step of a rank alone.
+
+    One rank has all. Around every product it sends each other rank some rows of one operand and all of the
+    other operand, and receives the rows of the result.
+    """
     cost = Costing(step, rates).cost
     span = Span(ranks, min(ranks, rates.ranks_per_node))
     links = rates.node if span.ranks <= span.on_node else rates.network

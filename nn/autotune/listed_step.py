@@ -59,7 +59,7 @@ class Memory:
 
 
 def kernels_on(driver: Driver, task: Task) -> Kernels | None:
-    """The kernels that a device runs, or that would run on a null one; None where NumPy computes."""
+    """Make the kernels of a device, null or not; None where NumPy computes."""
     if not driver.architecture:
         return None
     return Kernels(KernelLibrary(driver), task.dtype, task.gemm, task.math)
@@ -112,13 +112,13 @@ class ListedStep:
         return sum(panel.bucket.stop - panel.bucket.start for panel in self.panels)
 
     def update(self, over_all: bool) -> Operation:
-        """The update of those layers whose gradients are summed over all ranks, or of the others, in one."""
+        """Return one update of all layers whose gradients are summed over all ranks, or of all others."""
         layers = [layer for layer in self.task.network.numbers if self.plan.over_all(layer) == over_all]
         (operation,) = self._arrays.update().operations(*map(self._gradients_of, layers))
         return operation
 
     def _gradients_of(self, layer: int) -> Bucket:
-        """All that leaves with the panels of a layer, which lie side by side."""
+        """Join the buckets of a layer's panels, which lie side by side, into one."""
         starts, stops = zip(*(panel.bucket for panel in self.panels if panel.layer == layer), strict=True)
         return Bucket(min(starts), max(stops))
 
@@ -136,6 +136,6 @@ def _memory(driver: Driver) -> Memory:
 def on_null(
     task: Task, plan: Plan, device: DeviceProperties, rank: int = 0, exchange: str = "host"
 ) -> ListedStep:
-    """The step as it would run on such devices, with that exchange where there is one."""
+    """Build the step on a null device of these properties, with this exchange where several ranks sum."""
     driver = NullDriver(device)
     return ListedStep(task, plan, driver, kernels_on(driver, task), rank, exchange)

@@ -151,7 +151,7 @@ class Rates:
 
 
 def load(path: Path) -> Rates:
-    """The rates in a file; UserError for one that holds none."""
+    """Read the rates in a file. Raises UserError if it holds none."""
     try:
         return parsed(json.loads(read_small(path, _LARGEST)))
     except OSError as error:
@@ -167,7 +167,7 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
 def parsed(content: dict[str, Any]) -> Rates:
-    """From JSON; one of `MALFORMED` for what is not `Rates`."""
+    """Make `Rates` from JSON. Raises one of `MALFORMED` if it holds none."""
     values = {**content, "device": DeviceProperties(**content["device"])}
     if content.get("products") is not None:
         values["products"] = _products(Products(**content["products"]))
@@ -218,7 +218,7 @@ def _is_number(value: object, least: float = 0.0) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    """Whether it is a whole number from 0 that a kernel's argument could be."""
+    """Return whether it is a whole number from 0 to below 2^31, as a kernel's arguments are."""
     return type(value) is int and 0 <= value < 2**31
 
 

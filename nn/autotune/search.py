@@ -83,7 +83,7 @@ class Search:
             return None
 
     def best(self) -> Plan:
-        """The plan of least predicted time that fits a rank's memory; UserError where none does."""
+        """Find the plan of least predicted time that fits a rank's memory. Raises UserError if none fits."""
         plans = [plan for shards in self._shards() for plan in self._candidates(shards)]
         costs = {plan: cost for plan in plans if (cost := self.cost(plan)) is not None and self.fits(cost)}
         if not costs:
@@ -93,7 +93,7 @@ class Search:
         return min(costs, key=lambda plan: costs[plan].seconds)
 
     def fits(self, cost: Cost) -> bool:
-        """Whether a rank has the memory, as far as that is known."""
+        """Return whether a rank has the memory; True if its memory is unknown."""
         return self._has_room(cost.memory.total)
 
     def _has_room(self, nbytes: float) -> bool:
@@ -112,7 +112,7 @@ class Search:
         return [plan for plan in found[:_LOOKED_AT] if set(plan.splits) != {SAMPLES}]
 
     def sums(self, shards: int) -> list[tuple[Parts, Plan]]:
-        """The best plans of one grid, the fastest first, with what sums over pairs of layers say of them."""
+        """List the best plans of one grid, fastest first, with their costs as sums over pairs of layers."""
         groups, layers = self.ranks // shards, self.task.network.depth
         chain = _Chain(lambda splits: self._parts(Plan(groups, shards, splits)), layers)
         any_plan = Plan.model(groups, shards, layers)

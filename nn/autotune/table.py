@@ -18,8 +18,10 @@ FORK_AND_JOIN = "fork and join"
 
 
 def table(search: Search, best: Plan, width: int | None = None) -> str:
-    """A row for the plans that people would think of, for the best, and for a fork and a join around every
-    product; then the best in words. ``width``: as `pyrt.tables.table` has it."""
+    """Lay out a row for each `named` plan, and for a fork and join around every product; name the best plan.
+
+    ``width``: see `pyrt.tables.table`.
+    """
     rows = [_row(search, name, cost) for name, cost in costs(search, best)]
     headers = [
         *("plan", "GFLOP", "MB sent", "messages", "weights, gradients MB", "activations MB"),
@@ -71,7 +73,7 @@ def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
 
 
 def named(search: Search, best: Plan) -> dict[str, Plan]:
-    """The plans that people would think of; ``best`` as such if it is none of them."""
+    """Name the plans that people would think of; add ``best`` if it is none of them."""
     plans = {"data": search.data}
     plans.update({f"model, {plan.groups} x {plan.shards}": plan for plan in _grids(search)})
     return plans if best in plans.values() else {**plans, "best": best}

@@ -48,21 +48,21 @@ class Checkpointer:
         self._snapping, self._waiting = phases.phase(SNAPSHOT), phases.phase(WAIT)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """The run begins; this makes its checkpoints."""
+        """Begin the run; ``snapshot`` makes its checkpoints."""
         self._snapshot = snapshot
         self._change(Folder.begin)
 
     def is_due(self, step: int, done: int) -> bool:
-        """Whether a checkpoint is made after so many steps, of which ``done`` are known to be over.
+        """Return whether to make a checkpoint after so many steps, of which ``done`` are known to be over.
 
-        One is, too, where the run is to stop then.
+        A run that is to stop then makes one, too.
         """
         if self._stopping.is_agreed(step, done):
             self.is_preempted = True
         return self.is_preempted or step % self._every == 0
 
     def keep(self, progress: Progress) -> None:
-        """A checkpoint of now is written from here on, once the one before is."""
+        """Start to write a checkpoint of now, once the one before it is written."""
         self._settle()
         with self._snapping:
             checkpoint = self._snapshot(progress)
@@ -71,7 +71,7 @@ class Checkpointer:
             self._writer.start(checkpoint)
 
     def end(self, progress: Progress) -> None:
-        """The last step is over, or the last before the run stops: its checkpoint is on the disk."""
+        """Write the checkpoint of the last step, and wait for it; record a preempted run as such."""
         if progress.step != self._kept:
             self.keep(progress)
         self._settle()
@@ -79,11 +79,11 @@ class Checkpointer:
             self._end_as(PREEMPTED)
 
     def finish(self) -> None:
-        """All that the run had to do is done."""
+        """Record that the run is finished."""
         self._end_as(FINISHED)
 
     def close(self) -> None:
-        """After `finish`, or an exception."""
+        """Close it after `finish` or an exception."""
         self._stopping.close()
         if self._writer is not None:
             self._writer.close()
@@ -111,7 +111,7 @@ class Checkpointer:
         self._agree(error)
 
     def _agree(self, error: str) -> bool:
-        """Whether rank 0 has found none; what could not be written is told."""
+        """Warn of rank 0's error, or raise UserError to stop; return whether there is none."""
         message: str = self._job.comm.bcast(error)
         if message and self._errors == STOP:
             with self._job.agree():

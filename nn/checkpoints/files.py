@@ -84,7 +84,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_metadata(path: Path) -> Metadata:
-    """The metadata alone, which is short; UserError as of `load`."""
+    """Read the metadata alone, which is short. Raises UserError as `load` does."""
     return _metadata(path)[1]
 
 
@@ -112,7 +112,7 @@ def _metadata(path: Path) -> tuple[dict[str, Any], Metadata]:
 
 
 def _values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a metadata but its progress; TypeError or KeyError for what is none."""
+    """Return all fields but the progress. Raises KeyError if one is missing, TypeError if one is wrong."""
     for name, types in _TYPES.items():
         if type(content[name]) not in types:
             raise TypeError(name)

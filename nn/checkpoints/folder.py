@@ -67,8 +67,10 @@ class Folder:
             )
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest that is whole; those that would come before it are told. UserError for one that cannot
-        be read: it may be whole."""
+        """Load the newest whole checkpoint, if any; warn of newer ones that are damaged.
+
+        Raises UserError for one that cannot be read: it may be whole.
+        """
         steps = self._steps()
         while steps:
             step = steps.pop()
@@ -90,7 +92,7 @@ class Folder:
         return self.path / f"step-{step:012d}.npz"
 
     def begin(self) -> None:
-        """A run begins: state.json says so, and what a killed one has left half written goes."""
+        """Begin a run: remove what a killed run left half written, and note in state.json that it runs."""
         self._hold()
         with writing(OPTION, self.path):
             for name in ("step-", _STATE):
@@ -116,7 +118,7 @@ class Folder:
             self._remove_old()
 
     def _remove_old(self) -> None:
-        """All but the last ones and the best."""
+        """Remove all but the last ones and the best."""
         kept = {*sorted(self._precisions)[-self._keep :], self._best}
         with writing(OPTION, self.path):
             for old in self._precisions.keys() - kept:
@@ -124,7 +126,7 @@ class Folder:
                 del self._precisions[old]
 
     def end(self, state: str) -> None:
-        """The run is over, or stopped."""
+        """Write the last ``state`` of the run."""
         self._hold()
         self._write_state(state)
 
@@ -133,7 +135,7 @@ class Folder:
         self._lock.release()
 
     def _hold(self) -> None:
-        """The folder is there, made if need be, and this run's alone."""
+        """Make the folder if need be, and lock it for this run alone."""
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
@@ -192,7 +194,7 @@ class Folder:
         write_whole(OPTION, self.path / _STATE, lambda file: file.write(f"{text}\n".encode()))
 
     def _sync(self) -> None:
-        """The new name is on the disk too, before old files go."""
+        """Sync the folder, so that the new name is on disk before old files go."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -201,7 +203,7 @@ class Folder:
 
 
 def is_own_file(folder: Path, path: Path) -> bool:
-    """Whether a path is that of a file which a run with its checkpoints in the folder writes by itself."""
+    """Return whether a run that keeps its checkpoints in the folder writes the file at ``path`` by itself."""
     real = Path(os.path.realpath(path))  # what is written goes through links
     is_there = real.parent == Path(os.path.realpath(folder))
     return is_there and (real.name in (_STATE, _LOCK) or _NAME.fullmatch(real.name) is not None)

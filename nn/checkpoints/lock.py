@@ -23,9 +23,10 @@ class Lock:
         self._handle: int | None = None
 
     def take(self) -> bool:
-        """Whether this run has it from here on, and not another one; OSError where there can be no file.
+        """Lock the file for this run; return False if another run holds it.
 
-        It is taken anew where the file is no longer at its path, as after its folder was removed.
+        Locks it anew if the file is no longer at its path, as after its folder was removed. Raises OSError if
+        the file cannot be opened or locked.
         """
         if self._is_held():
             return True

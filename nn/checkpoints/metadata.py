@@ -88,12 +88,12 @@ class Metadata:
             )
 
     def is_of(self, ranks: int, nodes: int, devices: list[str]) -> bool:
-        """Whether it was made by so many ranks on such devices: what was chosen there serves here."""
+        """Return whether as many ranks and nodes with the same devices made it: its choices serve here."""
         here = {"ranks": ranks, "nodes": nodes, "devices": devices}
         return all(self.environment.get(name) == value for name, value in here.items())
 
     def chose(self, option: str) -> bool:
-        """Whether the run that made it was to choose this by itself."""
+        """Return whether the run that made it was to choose this option by itself."""
         return self.options.get(option) == "auto"
 
 
@@ -122,8 +122,11 @@ def _described(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, .
 
 
 def digest_of_data(dataset: Dataset, used: int, held_out: int) -> str:
-    """Of the first ``used`` images and labels, which are trained on, and of those from ``held_out`` on, which
-    validate. What is tested after the training changes nothing in a checkpoint, and may be another set."""
+    """Return the digest of the training and validation samples, images and labels.
+
+    The first ``used`` rows are trained on, those from ``held_out`` on validate. The test set changes nothing
+    in a checkpoint, and may be another one.
+    """
     images, labels = dataset.images, dataset.labels
     return digest([images[:used], labels[:used], images[held_out:], labels[held_out:]])
 

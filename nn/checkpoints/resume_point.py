@@ -57,7 +57,10 @@ class ResumePoint:
         return self.checkpoint.states if self.checkpoint is not None else {}
 
     def of(self, problem: Problem) -> ResumePoint:
-        """The resume_point of this run. Collective; UserError on all ranks where it is not its own."""
+        """Complete it by the digest of a run's data.
+
+        Collective. Raises UserError on all ranks if the checkpoint does not fit.
+        """
         data, schedule, dtype = "", problem.schedule, problem.settings.dtype
         with self.job.agree():
             if self.folder is not None:
@@ -87,7 +90,7 @@ class ResumePoint:
         return replace(self, initial=found)
 
     def exchange(self, settings: Settings, driver: Driver) -> str:
-        """The exchange that was asked for, or chosen before in the same place. Collective."""
+        """Return the exchange asked for or, for ``auto``, chosen before in the same place. Collective."""
         if self.metadata is None or settings.exchange != "auto" or not self._chose_here("exchange", driver):
             return settings.exchange
         before = self.metadata.environment.get("exchange")
@@ -95,7 +98,7 @@ class ResumePoint:
         return before if before in choices() and same_nodes else settings.exchange
 
     def plan(self, network: Network, driver: Driver) -> Plan | None:
-        """The plan that was chosen before in the same place. Collective."""
+        """Return the plan that was chosen before in the same place, if any. Collective."""
         if self.metadata is None or not self._chose_here("plan", driver):
             return None
         with self.job.agree():
@@ -104,7 +107,7 @@ class ResumePoint:
         return plan
 
     def _chose_here(self, option: str, driver: Driver) -> bool:
-        """Whether what a measurement has chosen before was measured on as many ranks of such devices."""
+        """Return whether the checkpoint's run chose this by itself, on as many ranks of the same devices."""
         assert self.metadata is not None
         comm = self.job.comm
         devices, nodes = comm.allgather(driver.device_name), comm.allreduce(int(self.job.node.rank == 0))
@@ -115,7 +118,7 @@ class ResumePoint:
     def checkpointer(
         self, settings: Settings, every: int, warn: Callable[[str], None], phases: Phases
     ) -> Checkpointer | None:
-        """Who keeps checkpoints of the run, if any are to be kept. Collective."""
+        """Make the run's checkpointer; None if no checkpoints are to be kept. Collective."""
         if settings.checkpoint is None:
             return None
         writer = Writer(self.folder) if self.folder is not None else None
@@ -123,7 +126,7 @@ class ResumePoint:
         return Checkpointer(self.job, writer, every, errors, start, warn, phases)
 
     def close(self) -> None:
-        """The run is over: another one may keep its checkpoints in the folder."""
+        """Release the folder at the end: another run may keep its checkpoints there."""
         if self.folder is not None:
             self.folder.close()
 

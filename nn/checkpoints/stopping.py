@@ -39,7 +39,7 @@ class Stopping:
         self._is_agreed = False
 
     def is_agreed(self, step: int, done: int) -> bool:
-        """Whether all ranks stop after so many steps, of which this rank knows that ``done`` are over."""
+        """Return whether all ranks stop after so many steps, of which this rank knows ``done`` to be over."""
         if step < self._next:
             return False
         if self._request != MPI.REQUEST_NULL:
@@ -54,7 +54,7 @@ class Stopping:
         return False
 
     def close(self) -> None:
-        """After an exception, too: then the others may never come, and are waited for a moment."""
+        """Wait for the pending sum, a moment at most: after an exception the other ranks may never come."""
         give_up = time.perf_counter() + _MOMENT
         while not self._request.Test():
             if time.perf_counter() > give_up:

@@ -19,12 +19,12 @@ UNKNOWN = "unknown: no git"
 
 @cache
 def code() -> dict[str, str]:
-    """All of it that a run's numbers depend on, beside what MPI and devices say of themselves."""
+    """Return the versions that a run's numbers depend on, beside what MPI and devices say of themselves."""
     return {**packages(("mpi4py", "pycuda", "cuda-bindings")), "revision": revision()}
 
 
 def packages(names: Sequence[str]) -> dict[str, str]:
-    """The versions of those that are installed."""
+    """Return versions of those packages that are installed."""
     found = {}
     for name in names:
         try:
@@ -41,7 +41,7 @@ def version() -> str:
 
 
 def revision() -> str:
-    """The commit, and which changes to it there are: results are of this code alone."""
+    """Return the commit, and a digest of the changes to it: results hold for this code alone."""
     if _git("rev-parse", "--show-toplevel") != str(ROOT):  # what is around it says nothing of it
         return UNKNOWN
     commit, changes = _git("rev-parse", "--short=12", "HEAD"), _git("diff", "HEAD")

@@ -33,9 +33,9 @@ def headers(path: Path, wanted: Callable[[str], bool]) -> dict[str, Header]:
 
 
 def arrays(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz whose names are wanted; UserError where the file is damaged.
+    """Read the arrays of an .npz whose names are wanted. Raises UserError if the file is damaged.
 
-    Zeros are packed up to 1032 to 1: look at `headers` where something is known of what there should be.
+    Zeros are packed up to 1032 to 1: look at `headers` first if something is known of what there should be.
     """
     return _each(path, wanted, read)
 
@@ -52,7 +52,7 @@ def _each(
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """The zip at ``path``; ``UserError`` when it is none."""
+    """Open the zip at ``path``. Raises ``UserError`` if it is none."""
     try:
         return zipfile.ZipFile(path)
     except OSError:
@@ -64,7 +64,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
-    """The array in one member of an archive of ``size`` bytes."""
+    """Read the array in one member of an archive of ``size`` bytes."""
     checked_header(path, archive, info, size)
     try:
         with _quietly(), archive.open(info) as member:
@@ -76,7 +76,7 @@ def read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int)
 
 
 def checked_header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> Header:
-    """The member's header; ``UserError`` unless it agrees with its size, and the archive can hold it."""
+    """Read a member's header. Raises ``UserError`` unless it fits the member's size and the archive's."""
     where = _where(path, info)
     if info.compress_type not in RATIOS:
         raise UserError(f"{where} is packed in a way NumPy does not use: save it again with np.savez")

@@ -30,7 +30,7 @@ MOST_INFLATION = 1032  # deflate (gzip, zip) turns one byte into at most this ma
 
 
 def file_size(path: Path) -> int:
-    """The size of a regular file in bytes; ``UserError`` when it is none, or cannot be looked at."""
+    """Return a regular file's size in bytes. Raises ``UserError`` if it is not one or ``stat`` fails."""
     with reading(path):
         size = path.stat().st_size
         regular = path.is_file()
@@ -40,9 +40,10 @@ def file_size(path: Path) -> int:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """A regular file of at most ``most`` bytes; OSError where it cannot be read, ValueError for a larger one.
+    """Read a regular file of at most ``most`` bytes.
 
-    Anything else is not opened: a pipe would be waited for.
+    Raises OSError if it cannot be read, ValueError if it is larger. Opens nothing else: a pipe would be
+    waited for.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):

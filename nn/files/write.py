@@ -69,10 +69,10 @@ def write_whole(option: str, path: Path, write: Callable[[BinaryIO], object]) ->
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """An .npz of these, as np.savez writes it, but without a copy of them.
+    """Write these arrays as an .npz, as np.savez does, but without a copy of them.
 
     np.savez copies 16 MB at a time and holds the interpreter's lock meanwhile, for up to 9 ms: a thread that
-    queues steps waits for it. Checksums and writes let go of it.
+    queues steps waits for it. Checksums and writes release the lock.
     """
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

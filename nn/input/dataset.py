@@ -178,7 +178,7 @@ def check_classes(labels: Part, classes: int | None) -> None:
 
 
 def both(test_images: Part | None, test_labels: Part | None) -> tuple[Part, Part]:
-    """The two test parts; ``UserError`` when only one of them is there."""
+    """Return the two test parts. Raises ``UserError`` if only one of them is there."""
     if test_images is not None and test_labels is not None:
         return test_images, test_labels
     found, missing = (test_images, "labels") if test_images is not None else (test_labels, "images")
@@ -206,7 +206,7 @@ def check_test_fits(
 
 
 def image_shape(images: Part) -> tuple[int, ...]:
-    """The shape of one image: (h, w), (h, w, c) with several channels, or (D,) where the rows are flat."""
+    """Return the shape of an image: (h, w), (h, w, c) with several channels, or (D,) if rows are flat."""
     shape = images.array.shape[1:]
     return shape[:-1] if len(shape) == 3 and shape[-1] == 1 else shape
 
@@ -234,7 +234,7 @@ def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def rows(images: Part, dtype: np.dtype) -> np.ndarray:
-    """The images as (n, D) of ``dtype``, C-contiguous; ``UserError`` when a pixel is not finite in it."""
+    """Make images (n, D) of ``dtype``, C-contiguous. Raises ``UserError`` if a pixel is not finite in it."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         array = np.ascontiguousarray(images.array, dtype).reshape(len(images.array), -1)
     if dtype.kind == "f" and not np.isfinite(array).all():

@@ -48,7 +48,7 @@ def load(folder: Path, wanted: Wanted = DEFAULT) -> Dataset:
 
 
 def find(folder: Path) -> dict[Role, Path]:
-    """The files of the one data set in ``folder``, by role; the two training files are always among them."""
+    """Find the files of the one data set in ``folder``, by role; the two training files are among them."""
     sets = find_sets(folder)
     if not sets:
         raise UserError(
@@ -71,7 +71,7 @@ def find(folder: Path) -> dict[Role, Path]:
 
 
 def find_sets(folder: Path) -> dict[str, dict[Role, Path]]:
-    """For each prefix in ``folder`` its files by role, each the best of its spellings."""
+    """Group the files in ``folder`` by prefix, then by role; of several spellings take the best."""
     with reading(folder):
         names = os.listdir(folder)
     sets: dict[str, dict[Role, Path]] = {}
@@ -88,7 +88,7 @@ def preference(path: Path) -> tuple[bool, bool, str]:
 
 
 def read(path: Path) -> np.ndarray:
-    """The array in one IDX file, in its own shape (1 to 4 dimensions) and the native form of its type.
+    """Read the array in one IDX file, in its own shape (1 to 4 dimensions) and the native form of its type.
 
     Gzip is recognised by its first bytes, not by the name. Raises ``UserError`` when the file cannot be read,
     is no IDX file, or holds more or less than its header says.
@@ -122,7 +122,7 @@ def read_array(path: Path, stream: IO[bytes], most: int) -> np.ndarray:
 
 
 def read_header(path: Path, stream: IO[bytes]) -> tuple[np.dtype, tuple[int, ...]]:
-    """The type and shape that an IDX ``stream`` says it holds."""
+    """Read the type and shape in the header of an IDX ``stream``."""
     magic = read_up_to(stream, 4)
     if not magic:
         raise UserError(f"{shown(path)}: is empty: get the file again")
@@ -142,7 +142,7 @@ def read_header(path: Path, stream: IO[bytes]) -> tuple[np.dtype, tuple[int, ...
 
 
 def read_up_to(stream: IO[bytes], most: int) -> bytearray:
-    """The next ``most`` bytes, fewer at the end; memory grows with what is there, not with ``most``."""
+    """Read the next ``most`` bytes, fewer at the end; memory grows with what is there, not with ``most``."""
     data = bytearray()
     while len(data) < most and (chunk := stream.read(min(CHUNK, most - len(data)))):
         data += chunk
@@ -150,7 +150,7 @@ def read_up_to(stream: IO[bytes], most: int) -> bytearray:
 
 
 def wrong_size(path: Path, shape: tuple[int, ...], promised: int, held: str) -> str:
-    """The message for a file whose header does not agree with its length."""
+    """Return the message for a file whose header does not agree with its length."""
     return (
         f"{shown(path)}: the header promises {promised} bytes (shape {shape}), the file holds {held}: "
         "it is cut short or damaged; get the file again"

@@ -28,10 +28,10 @@ FILES = {
 
 
 def fetch(mirrors: Sequence[str] = MIRRORS, files: Mapping[str, str] = FILES) -> Path:
-    """The folder with ``files`` (name to checksum), after downloading those that are not there or not whole.
+    """Download those of ``files`` (name to checksum) that are missing or not whole; return their folder.
 
-    A file appears in the folder whole and verified or not at all. With everything there the network is left
-    alone. Processes that call this at once each download for themselves, so let one a node go first.
+    A file appears in the folder whole and verified or not at all. If all files are there the network is not
+    used. Processes that call this at once each download for themselves, so let one a node go first.
 
     Raises ``UserError`` when no mirror gives a file, or the cache directory cannot be written.
     """

@@ -16,9 +16,9 @@ integers."""
 
 
 def may_be_resident(asked: str, driver: Driver, samples: int) -> bool:
-    """Whether the training set, of so many samples an epoch, may be resident if there is memory.
+    """Return whether the training set, of so many samples an epoch, may be resident if there is memory.
 
-    Raises UserError where ``resident`` is ``asked`` and cannot be.
+    Raises UserError if ``asked`` is ``resident`` and that cannot be.
     """
     if not driver.has_kernels:
         if asked == "resident":
@@ -30,5 +30,5 @@ def may_be_resident(asked: str, driver: Driver, samples: int) -> bool:
 
 
 def fits(needed: int, free: int) -> bool:
-    """Whether ``auto`` takes a resident set, with which a run needs so many bytes of those that are free."""
+    """Return whether ``auto`` takes a resident set, with which a run needs so many of the free bytes."""
     return needed + MARGIN <= free

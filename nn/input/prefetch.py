@@ -29,7 +29,7 @@ class Orders:
             self._start(epoch + ahead)
 
     def take(self) -> np.ndarray:
-        """The order of the next epoch, that of ``start`` at first."""
+        """Return the order of the next epoch; the first is that of ``start``."""
         epoch, ahead = self._taken, len(self._helpers)
         self._helpers[epoch % ahead].wait()
         order = self._drawn[epoch % ahead]
@@ -38,7 +38,7 @@ class Orders:
         return order
 
     def close(self) -> None:
-        """No more is drawn."""
+        """Draw no more orders."""
         for helper in self._helpers:
             helper.close()
 

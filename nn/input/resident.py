@@ -59,7 +59,7 @@ class Resident:
         self._drawn = Orders(self._draw, schedule.epochs, drawing)
 
     def source(self, first: int) -> Gathered:
-        """The set, in the order from this rank's part on, which begins ``first`` rows after the batch."""
+        """Return the training set and its order; this rank's part begins ``first`` rows into a batch."""
         order = self._orders.rows(first, self._orders.size)
         return Gathered(self._images, self._labels, order, self.cursor, self._batch_labels)
 
@@ -77,7 +77,7 @@ class Resident:
             self._wait_for(self._schedule.epoch(step))
 
     def end(self, step: int) -> None:
-        """All work on the batch of a step, and of those before it, is queued."""
+        """Record an event after an epoch's last step: all work on its batches is queued."""
         if self._ends_epoch(step):
             self._driver.record(self._consumed[self._schedule.epoch(step) % 2], self._streams.compute)
 
@@ -87,7 +87,7 @@ class Resident:
             self._send(self._schedule.epoch(step) + 1)
 
     def close(self) -> None:
-        """No more batches are asked for."""
+        """Stop drawing the orders of epochs."""
         self._drawn.close()
 
     def _ends_epoch(self, step: int) -> bool:

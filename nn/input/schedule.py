@@ -42,7 +42,7 @@ class Schedule:
         return {self.size(step) for step in (0, self.batches - 1)}
 
     def epoch(self, step: int) -> int:
-        """The epoch of a step, from 0."""
+        """Return the epoch of a step, from 0."""
         return step // self.batches
 
     def size(self, step: int) -> int:
@@ -50,7 +50,7 @@ class Schedule:
         return min(self.batch, self.samples - step % self.batches * self.batch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The row numbers of an epoch in the order in which its batches take them; drawn at each call."""
+        """Return the row numbers of an epoch in the order in which batches take them; drawn at each call."""
         if not self._shuffle:
             return self._rows
         order = self._rows.copy()  # permutation() does the same, twice as slowly
@@ -62,7 +62,7 @@ class Schedule:
         return step % self.batches * self.batch
 
     def rows(self, step: int) -> np.ndarray:
-        """The row numbers of the batch of a step."""
+        """Return the row numbers of the batch of a step."""
         if self.epoch(step) != self._epoch:
             self._epoch = self.epoch(step)
             self._order = self.order(self._epoch)

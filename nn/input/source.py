@@ -79,10 +79,10 @@ class Batches(Protocol):
         """Let the compute stream wait for what a step, and those queued at once with it, need."""
 
     def end(self, step: int) -> None:
-        """All work on the batch of this step, and on those before it, is queued."""
+        """Note that all work on the batch of this step, and on those before it, is queued."""
 
     def prefetch(self, step: int) -> None:
         """While this step computes, send what later ones need."""
 
     def close(self) -> None:
-        """No more batches are asked for: nothing is done beside the caller any more."""
+        """Stop all work beside the caller: no more batches are asked for."""

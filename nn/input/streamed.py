@@ -44,7 +44,7 @@ class Streamed:
         rows: int,
         drawing: Sequence[Helper],
     ) -> None:
-        """No rank gets more than ``rows`` samples of a batch; a chunk of the queue is some times as long."""
+        """Set up for at most ``rows`` samples of a batch a rank; the queue's chunks hold a multiple of it."""
         self._queue, self._schedule, self._rows = queue, schedule, rows
         self.steps_at_once = queue.rows // rows
         driver = queue.labels.driver
@@ -60,7 +60,7 @@ class Streamed:
         """Chunks."""
 
     def source(self, first: int) -> Gathered:
-        """The queue's slots, which hold this rank's part alone."""
+        """Return the queue's slots, which hold this rank's part alone."""
         return self._source
 
     def start(self, step: int) -> None:
@@ -82,7 +82,7 @@ class Streamed:
             self._queue.begin(step // self.steps_at_once)
 
     def end(self, step: int) -> None:
-        """A chunk is used up with its last step."""
+        """Mark a chunk as used up after its last step."""
         if (step + 1) % self.steps_at_once == 0:
             self._queue.end(step // self.steps_at_once)
 
@@ -92,7 +92,7 @@ class Streamed:
             self._send()
 
     def close(self) -> None:
-        """No more batches are asked for."""
+        """Stop drawing orders and gathering rows."""
         self._orders.close()
         self._queue.close()
 
@@ -110,7 +110,7 @@ class Streamed:
             self._gathered += 1
 
     def _next(self, count: int) -> np.ndarray:
-        """The next row numbers (count,), through the ends of epochs."""
+        """Take the next row numbers (count,), across the ends of epochs."""
         rows, self._left = self._left[:count], self._left[count:]
         if len(rows) == count:
             return rows
@@ -118,14 +118,14 @@ class Streamed:
         return np.concatenate([rows, self._next(count - len(rows))])
 
     def _draw(self, epoch: int) -> np.ndarray:
-        """The rows of this rank in an epoch, so many a step."""
+        """Draw this rank's rows of an epoch, as many for every step."""
         return np.take(self._schedule.order(epoch), self._mine, mode="clip")
 
 
 def _parts(schedule: Schedule, shard: Shard, rows: int) -> np.ndarray:
-    """Where in an epoch's order this rank's part of each batch is, ``rows`` for each: (batches * rows,).
+    """Return the places of this rank's part of each batch in an epoch's order, (batches * rows,).
 
-    What is behind a shorter part, perhaps behind the order's end, takes its place and is never used.
+    Each part has ``rows`` places. Those behind a shorter part, perhaps past the order's end, are never used.
     """
     steps = range(schedule.batches)
     firsts = [schedule.first(step) + shard.own_samples(schedule.size(step))[0] for step in steps]

@@ -152,7 +152,7 @@ def _sample(images: np.ndarray) -> np.ndarray:
 
 
 def _largest(images: np.ndarray) -> float:
-    """The largest magnitude of a pixel."""
+    """Return the largest magnitude of a pixel."""
     return max(float(images.max()), -float(images.min()))
 
 

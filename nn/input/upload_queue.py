@@ -100,7 +100,7 @@ class UploadQueue:
         return Slot(self.images.rows(start, stop), self.labels.rows(start, stop), uploaded, consumed)
 
     def slot(self, chunk: int) -> Slot:
-        """The slot that chunk number ``chunk`` goes through."""
+        """Return the slot that chunk number ``chunk`` goes through."""
         return self.slots[chunk % _SLOTS]
 
     def gather(self, chunk: int, rows: np.ndarray) -> None:
@@ -128,7 +128,7 @@ class UploadQueue:
         self._driver.wait(self._streams.compute, self.slot(chunk).uploaded)
 
     def end(self, chunk: int) -> None:
-        """All work on the chunk's images and labels is queued: the slot is free after it."""
+        """Mark the slot as free after the queued work, which is all work on the chunk's images and labels."""
         self._driver.record(self.slot(chunk).consumed, self._streams.compute)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class UploadQueue:
             helper.close()
 
     def _take(self, room: StagingBuffer, rows: np.ndarray) -> None:
-        """One long call, and a short one, both without the interpreter lock."""
+        """Gather the rows in one long call and a short one, both without the interpreter lock."""
         # mode: with the default, take() would go through a buffer of its own
         np.take(self._images, rows, axis=0, out=room.images[: room.rows], mode="clip")
         np.take(self._labels, rows, out=room.labels[: room.rows], mode="clip")

@@ -41,9 +41,9 @@ class FusedClassifierShape:
 def fused_classifier_shape(
     rows: int, hidden: int, classes: int, dtype: DTypeLike, grid: int
 ) -> FusedClassifierShape:
-    """For ``rows`` x ``hidden`` activations, at most 32 classes, and a grid of so many blocks.
+    """Choose the shape for ``rows`` x ``hidden`` activations, at most 32 classes, a grid of so many blocks.
 
-    A block takes the rows that are its own in as few equal parts as registers and shared memory allow.
+    A block takes its rows in as few equal parts as registers and shared memory allow.
     """
     share = blocks(rows, grid)
     most = 256 // np.dtype(dtype).itemsize
@@ -72,8 +72,9 @@ def _fused_classifier_shape(rows: int, hidden: int, classes: int, dtype: DTypeLi
 
 
 def fused_classifier_fits(hidden: int, classes: int, dtype: DTypeLike, shared_memory: int) -> bool:
-    """Whether `FusedClassifier` can take such layers, whatever the batch, on a device that gives a block
-    so many bytes of shared memory: the weights must fit.
+    """Return whether `FusedClassifier` can take such layers, whatever the batch.
+
+    ``shared_memory`` is what the device gives a block, in bytes: the weights must fit.
     """
     if classes > NARROW_CLASSES[-1]:
         return False
@@ -87,9 +88,9 @@ def fused_classifier_fits(hidden: int, classes: int, dtype: DTypeLike, shared_me
 def fused_classifier_partials(
     rows: int, hidden: int, classes: int, dtype: DTypeLike, multiprocessors: int
 ) -> tuple[int, int]:
-    """The shape of the workspace of `FusedClassifier.bind`: its blocks, and what each of them sums up.
+    """Return the shape of the workspace of `FusedClassifier.bind`: its blocks, and the sums of each of them.
 
-    A block for each multiprocessor, but no more than have rows for a warp.
+    It has a block for each multiprocessor, but no more than have rows for a warp.
     """
     vector = 16 // np.dtype(dtype).itemsize
     at_once = 3 if classes <= NARROW_CLASSES[0] else 1
@@ -98,13 +99,13 @@ def fused_classifier_partials(
 
 
 def fused_classifier_constants(real: str, head: str, activation: str, classes: int) -> dict[str, str | int]:
-    """The constants of nn/fused_classifier.cu for so many classes."""
+    """Return the constants of nn/fused_classifier.cu for so many classes."""
     made_for = next(most for most in NARROW_CLASSES if classes <= most)
     return {"REAL": real, "HEAD": head, "ACTIVATION": activation, "CLASSES": made_for}
 
 
 def _up(size: int, step: int) -> int:
-    """The next multiple of ``step``."""
+    """Round up to a multiple of ``step``."""
     return -(-size // step) * step
 
 

@@ -72,7 +72,7 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def fuses_classifier(self, hidden: int, classes: int) -> bool:
-        """Whether one kernel does the end of a network with so many hidden units and classes."""
+        """Return whether one kernel does the end of a network with so many hidden units and classes."""
         limit = self.driver.shared_memory
         return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
 

@@ -26,7 +26,7 @@ def line_shape(size: int) -> tuple[Grid, Block]:
 
 
 def matrix_shape(kernel: str, **arrays: DeviceArray) -> tuple[int, int]:
-    """The shape of the one array given; ValueError unless it is a matrix without gaps."""
+    """Return the shape of the one array given. Raises ValueError unless it is a matrix without gaps."""
     ((name, array),) = arrays.items()
     if len(array.shape) != 2 or not array.is_contiguous:
         raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous matrix")

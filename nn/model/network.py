@@ -74,7 +74,7 @@ class Network:
         return self.sizes[-1]
 
     def activation(self, number: int) -> str:
-        """The name of the activation of layer ``number``; ``identity`` where it has none."""
+        """Return the name of layer ``number``'s activation; ``identity`` if it has none."""
         return self.layers[number - 1].function
 
     @property

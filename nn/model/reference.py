@@ -64,7 +64,7 @@ def forward(parameters: Arrays, X: np.ndarray, network: Any) -> tuple[list[np.nd
 
 
 def _of_layer(parameters: Arrays, number: int) -> Arrays:
-    """The parameters of a layer, without its number: W, b."""
+    """Return the parameters of a layer, named without its number: W, b."""
     return {name[0]: parameters[name] for name in (f"W{number}", f"b{number}")}
 
 

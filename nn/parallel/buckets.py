@@ -34,19 +34,19 @@ class Panel:
 
 
 def gradient_layout(shard: Shard, dtype: str) -> Layout:
-    """The flat gradients: as the parameters, then ``loss``: the batch's mean loss is summed with them."""
+    """Lay out flat gradients as the parameters, then ``loss``: the batch's mean loss is summed with them."""
     return Layout({**shard.shapes, "loss": (1,)}, dtype)
 
 
 def panels(shard: Shard, layout: Layout, exchange: str = "host", shard_exchange: str = "host") -> list[Panel]:
-    """The panels of all layers in the order in which the backward pass makes them.
+    """List the panels of all layers in the order in which the backward pass makes them.
 
-    They go by these exchanges over all ranks, and over those of a shard. A layer whose exchange does not
-    overlap with the backward pass is one panel: its gradient is one product, and one bucket.
+    ``exchange`` is the one over all ranks, ``shard_exchange`` the one over those of a shard. A layer whose
+    exchange does not overlap with the backward pass is one panel: its gradient is one product and one bucket.
 
-    A layer's biases leave with its last panel, and the loss with the last layer, or first where that is
-    summed over other ranks: each lies behind the rows that it leaves with. Together the buckets cover every
-    gradient once.
+    A layer's biases leave with its last panel. The loss leaves with the last layer, or first if it is summed
+    over other ranks. Each lies behind the rows that it leaves with. Together the buckets cover every gradient
+    once.
     """
     plan, depth = shard.plan, shard.network.depth
     loss_alone = plan.over_all(depth) != plan.loss_over_all

@@ -85,7 +85,7 @@ def _spans(shard: Shard, layout: Layout, updates: Sequence[Bucket]) -> list[Span
 
 
 def _is_common(shard: Shard, name: str) -> bool:
-    """Whether all ranks hold, and together update, this array."""
+    """Return whether all ranks hold this array, and update it together."""
     return shard.plan.over_all(int(name[1:]))
 
 
@@ -100,7 +100,7 @@ def _first_owners(offered: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 
 def _empty_parts(shard: Shard, dtype: np.dtype) -> list[dict[str, np.ndarray]]:
-    """Arrays of each shard, to be filled; common ones are one array under all shards."""
+    """Make arrays of each shard, to be filled; a common one is the same array in all shards."""
     parts: list[dict[str, np.ndarray]] = []
     for index in range(shard.plan.shards):
         shapes = Shard(shard.plan, shard.network, index).shapes

@@ -47,7 +47,7 @@ class Plan:
 
     @classmethod
     def model(cls, groups: int, shards: int, layers: int) -> Plan:
-        """No rank of a group has weights of another: rows, then columns, and so on; the last by columns."""
+        """Split the layers' weights over a group: by rows, then columns, and so on; the last by columns."""
         if shards == 1:
             return cls.data(groups, layers)
         splits = [ROWS if layer % 2 else COLUMNS for layer in range(1, layers)]
@@ -76,15 +76,15 @@ class Plan:
         return _MAKES[self.splits[layer - 1]]
 
     def sums_inputs(self, layer: int) -> bool:
-        """Whether each rank has but its part of the sum that is the gradient of a layer's inputs."""
+        """Return whether a rank has only a partial sum of the gradient of a layer's inputs."""
         return self.splits[layer - 1] == ROWS
 
     def sums_outputs(self, layer: int) -> bool:
-        """Whether each rank has but its part of the sum that a layer makes."""
+        """Return whether a rank has only a partial sum of a layer's outputs."""
         return self.splits[layer - 1] == COLUMNS
 
     def over_all(self, layer: int) -> bool:
-        """Whether a layer's gradients are summed over all ranks, not over those of one shard alone."""
+        """Return whether a layer's gradients are summed over all ranks, not over those of one shard alone."""
         return self.splits[layer - 1] == SAMPLES
 
     @property
@@ -93,7 +93,7 @@ class Plan:
         return self.takes(len(self.splits) + 1) == BY_SAMPLES
 
     def largest_group(self, batch: int) -> int:
-        """The most samples of a batch that a group gets."""
+        """Return the most samples of a batch that a group gets."""
         start, stop = share(batch, self.groups, 0)
         return stop - start
 

@@ -27,7 +27,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def load(path: Path) -> Plan:
-    """The plan in a file; UserError for one that holds none."""
+    """Read the plan in a file. Raises UserError if it holds none."""
     try:
         content = json.loads(read_small(path, _LARGEST))
     except OSError as error:
@@ -38,7 +38,7 @@ def load(path: Path) -> Plan:
 
 
 def parsed(content: Any, where: str) -> Plan:
-    """The plan that JSON holds; UserError, which begins with ``where``, for what is none."""
+    """Make a plan from JSON. Raises UserError, which begins with ``where``, if it holds none."""
     try:
         groups, shards = content["grid"]
         if not isinstance(content["layers"], list):

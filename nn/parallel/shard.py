@@ -72,7 +72,7 @@ class Shard:
         return {name: part.shape if name[0] == "W" else part.shape[:1] for name, part in self.regions.items()}
 
     def cut(self, whole: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """This rank's part of all parameters."""
+        """Cut this rank's part from all parameters."""
         return {name: whole[name][_slices(whole[name], part)] for name, part in self.regions.items()}
 
     def forward_move(self, layer: int, samples: int) -> Redistribution | None:
@@ -104,13 +104,13 @@ class Shard:
         return Redistribution(shape, taken, made)
 
     def largest_received(self, batch: int) -> int:
-        """The most elements that this rank receives in a move of a step with such a batch."""
+        """Return the most elements that this rank receives in one move of a step with such a batch."""
         ranks = self.plan.shards
         moves = self.moves(self.plan.largest_group(batch))
         return max((move.received(ranks, self.index) for move in moves), default=0)
 
     def moves(self, samples: int) -> list[Redistribution]:
-        """All of a step, for so many samples of the group."""
+        """List all moves of a step for so many samples of the group."""
         found = [
             move(layer, samples)
             for layer in self.network.numbers
@@ -126,7 +126,7 @@ def _slices(array: np.ndarray, part: Region) -> tuple[slice, ...]:
 def whole_parameters(
     plan: Plan, network: Network, parts: Sequence[dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """All parameters, put together from those of the ranks of a group, in order."""
+    """Put all parameters together from the parts of a group's ranks, in order."""
     result = {name: np.empty(shape, parts[0][name].dtype) for name, shape in network.shapes.items()}
     for index, arrays in enumerate(parts):
         for name, part in Shard(plan, network, index).regions.items():

@@ -48,16 +48,19 @@ class Progress:
     loss_sum: float = 0.0
 
     def table(self) -> np.ndarray:
-        """A row for each epoch, float64: loss, validation precision and loss (NaN for None), seconds.
+        """Make a row for each epoch, float64: loss, validation precision and loss (NaN for None), seconds.
 
-        A long run has very many of them: text would take ten times the memory.
+        A long run has very many epochs: text would take ten times the memory.
         """
         rows = [(one.loss, one.validation_precision, one.validation_loss, one.seconds) for one in self.epochs]
         return np.array(rows, np.float64).reshape(-1, 4)
 
     @classmethod
     def parsed(cls, content: Mapping[str, Any], table: np.ndarray) -> Progress:
-        """From JSON and the table; ValueError, TypeError, KeyError or OverflowError for what is none."""
+        """Make it from JSON and the table.
+
+        Raises ValueError, TypeError, KeyError or OverflowError if these are malformed.
+        """
         step = content["step"]
         if type(step) is not int or step < 0:
             raise ValueError("step")

@@ -191,12 +191,12 @@ def _plain(value: Any) -> Any:
 
 
 def at_least(value: int | None, least: int) -> bool:
-    """Whether a number, if given, is not below this."""
+    """Return whether a number is None, or ``least`` or more."""
     return value is None or value >= least
 
 
 def is_positive(value: float | None) -> bool:
-    """Whether a number, if given, is finite and above 0."""
+    """Return whether a number is None, or finite and above 0."""
     return value is None or (math.isfinite(value) and value > 0)
 
 

@@ -59,13 +59,16 @@ class Activations:
         return self._within(self.made(layer, samples), self._plan.makes(layer), taken, layer, samples)
 
     def taken_back(self, layer: int, samples: int) -> DeviceArray:
-        """The gradient of what is ``taken``, or this rank's part of its sum; of logits in their place."""
+        """Return the gradient of what is ``taken``, or this rank's partial sum of it.
+
+        That of the logits lies in their place.
+        """
         if layer == self._network.depth:
             return self.taken(layer, samples)
         return self._first(self._taken_back[layer], self._plan.takes(layer + 1), layer, samples)
 
     def made_back(self, layer: int, samples: int) -> DeviceArray:
-        """The gradient of what is ``made``."""
+        """Return the gradient of what is ``made``."""
         made = self._plan.makes(layer)
         if layer in self._made_back:
             return self._first(self._made_back[layer], made, layer, samples)
@@ -73,7 +76,7 @@ class Activations:
         return self._within(back, self._plan.takes(layer + 1), made, layer, samples)
 
     def losses(self, samples: int) -> DeviceArray:
-        """One for each row of logits that this rank takes."""
+        """Return a loss for each row of logits that this rank takes."""
         return self._losses.rows(0, self.taken(self._network.depth, samples).shape[0])
 
     def _first(self, room: DeviceArray, spread: str, layer: int, samples: int) -> DeviceArray:
@@ -81,7 +84,7 @@ class Activations:
         return room.rows(0, rows)
 
     def _within(self, array: DeviceArray, has: str, wants: str, layer: int, samples: int) -> DeviceArray:
-        """This rank's part of an array that has it all, if it does not have just that."""
+        """Return this rank's part of a whole array, or the array itself if it is that part."""
         if has == wants:
             return array
         shard = self._shard.held(wants, (samples, self._network.sizes[layer]))

@@ -35,7 +35,7 @@ class DenseOperations:
         return operations.bias_activation(name, Z, b, self.layer.function)
 
     def activation_gradient(self, A: DeviceArray, dA: DeviceArray) -> Operation:
-        """The gradient dA of this layer's output A becomes dZ = dA f'(Z)."""
+        """Turn the gradient dA of this layer's output A into dZ = dA f'(Z)."""
         return operations.activation_backward(
             f"activation gradient {self.number}", A, dA, self.layer.function
         )

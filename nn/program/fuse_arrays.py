@@ -69,9 +69,9 @@ class FuseColumnSums:
         return Replacement(1 + last, [], changed[:last])
 
     def _makers(self, work: ColumnSums, later: Sequence[Item]) -> dict[int, DeviceArray]:
-        """The products that can make the sums, by their places among the later ones, each with its part.
+        """Find the products that can make the sums, by their places among the later ones, each with its part.
 
-        Empty where they cannot, or too late: somebody has used the sums, or changed what is summed up.
+        Empty if they cannot make all sums before an item uses these or changes what is summed up.
         """
         X, sums = work.X, work.sums
         makers: dict[int, DeviceArray] = {}
@@ -88,7 +88,7 @@ class FuseColumnSums:
         return {}
 
     def _summed_columns(self, item: Item, X: DeviceArray) -> tuple[int, int] | None:
-        """The columns of X whose sums the item could make: the rows of its product's left operand."""
+        """Find the columns of X whose sums the item could make: the rows of its product's left operand."""
         work = item.work if isinstance(item, Operation) else None
         if not isinstance(work, Product) or not work.transpose_a or self.kernels.choose(work) != "mma":
             return None

@@ -32,7 +32,7 @@ class _Known:
     scale: float = 1.0
 
     def of(self, array: DeviceArray) -> _Known | None:
-        """The components of this array, or of a view of some of its columns."""
+        """Return the components of ``array``, if it is this one or a view of some of its columns."""
         if same(array, self.array):
             return self
         columns = columns_within(array, self.array)
@@ -60,7 +60,7 @@ class ComponentRules:
         return [self.classifier, self.pixels, self.product, self.other]
 
     def classifier(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
-        """The end of the network as one kernel; dZ as components where only products of them read it."""
+        """Make the end of the network one kernel; dZ is components if only products from these read it."""
         known = len(self._known)
         found = self._classifier(rest, done)
         if found is None:
@@ -92,7 +92,7 @@ class ComponentRules:
         return Replacement(1, [replace(operation, work=replace(work, components=components))])
 
     def product(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
-        """A product from components, its bias and activation in it; operands that are not split are split."""
+        """Make a product from components, with its bias and activation; split operands where needed."""
         operation = rest[0]
         if not isinstance(operation, Operation) or not self._takes_components(operation):
             return None
@@ -108,12 +108,12 @@ class ComponentRules:
         return Replacement(count, [*splits, result])
 
     def other(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
-        """All else stays; what it writes is no longer there as components."""
+        """Leave any other item as it is; forget the components of what it writes."""
         self._forget(rest[:1])
         return None
 
     def _takes_components(self, item: Item) -> bool:
-        """Whether this is a product that is made from components."""
+        """Return whether this is a product that is made from components."""
         return (
             isinstance(item, Operation)
             and isinstance(item.work, Product)
@@ -121,7 +121,7 @@ class ComponentRules:
         )
 
     def _feeds_products_alone(self, X: DeviceArray, later: Sequence[Item]) -> bool:
-        """Whether all that read X are products from components."""
+        """Return whether only products from components read X."""
         return all(self._takes_components(item) for item in later if reads(item, X))
 
     def _forget(self, items: Sequence[Item]) -> None:
@@ -147,13 +147,13 @@ class ComponentRules:
         return splits, (A, B)
 
     def _find(self, array: DeviceArray) -> _Known | None:
-        """The array, if it is there as components."""
+        """Find the array's components, if there are any."""
         views = (known.of(array) for known in self._known)
         return next((view for view in views if view is not None), None)
 
 
 def _epilogue(product: Product, later: Sequence[Item]) -> tuple[Epilogue, int]:
-    """The bias and activation behind a product, if any, and how many items both are."""
+    """Find the bias and activation behind a product, if any; count the items, the product included."""
     work = later[0].work if later and isinstance(later[0], Operation) else None
     if isinstance(work, BiasActivation) and same(work.Z, product.D):
         return Epilogue(bias=work.b, activation=work.activation), 2
@@ -161,7 +161,7 @@ def _epilogue(product: Product, later: Sequence[Item]) -> tuple[Epilogue, int]:
 
 
 def _may_start_early(read: Sequence[DeviceArray], done: Sequence[Item]) -> bool:
-    """Whether what reads these alone may begin beside the last operation that is done.
+    """Return whether work that reads only these arrays may begin beside the last operation that is done.
 
     What an exchange queues in between writes nothing that the rest of a step reads; a redistribution does.
     """

@@ -138,7 +138,7 @@ def gather_batch(source: Gathered, X: DeviceArray, scale: float) -> Operation:
 
 
 def skip_batch(cursor: BatchCursor) -> Operation:
-    """The cursor moves on, for a rank that gets no sample of a batch."""
+    """Move the cursor on, for a rank that gets no sample of a batch."""
     return Operation("skip batch", FORWARD, SkipBatch(cursor))
 
 
@@ -163,5 +163,5 @@ def column_sums(name: str, part: str, X: DeviceArray, sums: DeviceArray) -> Oper
 
 
 def zeros(name: str, part: str, array: DeviceArray) -> Operation:
-    """The array becomes zero."""
+    """Set the array to zero."""
     return Operation(name, part, Zeros(array))

@@ -30,5 +30,5 @@ def split_into_panels(rest: Sequence[Item], done: Sequence[Item]) -> Replacement
 
 
 def _rows(product: Product, start: int, stop: int) -> Product:
-    """The rows ``start`` to ``stop`` of D = A' B."""
+    """Cut a product to rows ``start`` to ``stop`` of D = A' B."""
     return replace(product, D=product.D.rows(start, stop), A=product.A.columns(start, stop))

@@ -45,7 +45,7 @@ class Pass:
     """Pixels are divided by it."""
 
     def logits(self, samples: int) -> list[Item]:
-        """From the images to the logits, where the head takes them."""
+        """List the operations from images to logits, as the head takes them."""
         items = self._forward(samples)
         if not self._adds_bias:
             depth = self.shard.network.depth
@@ -53,7 +53,10 @@ class Pass:
         return _without_empty(items)
 
     def gradients(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
-        """From the images to this rank's part of all gradients, for so many of the ``batch``'s samples."""
+        """List the operations from the images to this rank's part of all gradients.
+
+        ``samples`` of the ``batch`` are this group's.
+        """
         items = [
             *self._forward(samples),
             *self._head(gradients, panels, samples, batch),
@@ -148,7 +151,7 @@ def _of_layer(layer: int, items: Sequence[Item]) -> list[Item]:
 
 
 def _leave(gradients: Arena, panels: Sequence[Panel], layer: int, part: str) -> list[BucketReady]:
-    """Where the buckets of a layer may leave; its product is split accordingly (nn/program/panels.py)."""
+    """Mark where a layer's buckets may leave; its product is split accordingly (nn/program/panels.py)."""
     return [
         BucketReady(
             bucket,
@@ -184,7 +187,7 @@ class _Moved:
 
 
 def _without_empty(items: Sequence[Item]) -> list[Item]:
-    """The list of a rank that perhaps gets no sample: what is made of none is zero, if it is anything."""
+    """Replace operations that read empty arrays, as on ranks without samples, by zeros in what they write."""
     result: list[Item] = []
     for item in items:
         if not isinstance(item, Operation) or all(array.size for array in item.reads):

@@ -119,7 +119,10 @@ class TrainingArrays:
     def update(
         self, ring: LossRing | None = None, wrap: Wrap = lambda operation, queue: queue
     ) -> ParameterUpdate:
-        """The update of the parameters; one without a ring does not end a step. For ``wrap``: see there."""
+        """Make the update of the parameters; without a ``ring`` it does not end a step.
+
+        ``wrap``: see `ParameterUpdate`.
+        """
         model = self._model
         arrays = (model.parameters, self.gradients, self.state)
         return ParameterUpdate(

@@ -55,12 +55,12 @@ def _first(
 
 
 def same(one: DeviceArray, other: DeviceArray) -> bool:
-    """Whether both are the same view of the same memory."""
+    """Return whether both are the same view of the same memory."""
     return (one.pointer, one.shape, one.ld) == (other.pointer, other.shape, other.ld)
 
 
 def overlap(one: DeviceArray, other: DeviceArray) -> bool:
-    """Whether they may share an element: each begins before the other ends."""
+    """Return whether they may share an element: each begins before the other ends."""
     return one.pointer < _end(other) and other.pointer < _end(one)
 
 
@@ -79,14 +79,14 @@ def columns_within(array: DeviceArray, whole: DeviceArray) -> tuple[int, int] | 
 
 
 def reads(item: Item, array: DeviceArray) -> bool:
-    """Whether an item reads some of an array."""
+    """Return whether an item reads some of an array."""
     if isinstance(item, StartRedistribution):
         return overlap(array, item.source)
     return isinstance(item, Operation) and any(overlap(array, one) for one in item.reads)
 
 
 def writes(item: Item, array: DeviceArray) -> bool:
-    """Whether an item writes some of an array."""
+    """Return whether an item writes some of an array."""
     if isinstance(item, StartRedistribution):
         return overlap(array, item.target)
     return isinstance(item, Operation) and any(overlap(array, one) for one in item.writes)

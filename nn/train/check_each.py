@@ -109,9 +109,9 @@ class CheckedOperation:
 
 
 def _difference(found: np.ndarray, expected: np.ndarray, before: np.ndarray) -> float:
-    """The largest difference, to the largest change from ``before``.
+    """Return the largest difference relative to the largest change from ``before``.
 
-    Some roundings of a number are no difference: a small change of a large one has no more digits.
+    A few roundings of a number do not count: a small change of a large number has no more digits.
     """
     eps = np.finfo(found.dtype).eps if found.dtype.kind == "f" else 0.0
     found, expected, before = (array.astype(np.float64) for array in (found, expected, before))
@@ -131,7 +131,7 @@ def _pointer(result: DeviceArray | Components) -> int:
 
 
 def _arrays(value: Any) -> Iterator[DeviceArray]:
-    """All device arrays in a work, and in what it is made of."""
+    """Yield all device arrays of a work, and of what it is made of."""
     if isinstance(value, DeviceArray):
         yield value
     elif isinstance(value, Mapping):
@@ -146,7 +146,7 @@ def _arrays(value: Any) -> Iterator[DeviceArray]:
 
 
 def _moved(value: Any, driver: Driver) -> Any:
-    """The same work on arrays of another driver, at the same pointers."""
+    """Rebuild a work on arrays of another driver, at the same pointers."""
     if isinstance(value, DeviceArray):
         return dataclasses.replace(value, driver=driver)
     if isinstance(value, Mapping):
@@ -160,9 +160,10 @@ def _moved(value: Any, driver: Driver) -> Any:
 
 
 def _merged_spans(arrays: Iterator[DeviceArray]) -> list[tuple[int, int]]:
-    """The bytes that the arrays lie in, from a pointer to behind the last; those that overlap are one.
+    """List the bytes that the arrays lie in, from a pointer to behind the last; merge those that overlap.
 
-    Spans that only touch stay apart: they may be two allocations, and CUDA copies from one at a time."""
+    Spans that only touch stay apart: they may be two allocations, and CUDA copies from one at a time.
+    """
     spans = sorted({(array.pointer, _end(array)) for array in arrays if array.size})
     merged: list[tuple[int, int]] = []
     for start, stop in spans:

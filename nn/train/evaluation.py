@@ -35,7 +35,7 @@ class Scores:
     """For each class the part of its samples that is correct; None for a class with no sample."""
 
     def table(self) -> str:
-        """All of it for people."""
+        """Make a table for people."""
         rows = [(label, value) for label, value in enumerate(self.recall) if value is not None]
         summary = f"{self.samples} test samples: loss {self.loss:.6f}, top-{TOP} precision {self.top5:.4f}"
         return f"{tabulate(rows, headers=['class', 'recall'], floatfmt='.4f')}\n\n{summary}"
@@ -113,7 +113,7 @@ class Evaluator:
             return logits
 
     def scores(self) -> Scores:
-        """The scores of the whole set, on every rank. Collective."""
+        """Score the whole set; return the scores on every rank. Collective."""
         logits = self.logits()
         with self._phase:
             scores = score(logits, self.labels, self._model.network.loss) if logits is not None else None

@@ -42,7 +42,7 @@ class LossLog:
         self._covered = self._read = 0
 
     def start(self, step: int) -> None:
-        """The first loss will be that of this step."""
+        """Begin with the loss of this step."""
         self.ring.place.set(np.array([step % RING], np.int32))
         self._covered = self._read = step
 

@@ -77,17 +77,17 @@ class Needs:
         return sum(line.pinned for line in self.lines)
 
     def column(self, name: str) -> int:
-        """The sum of a column."""
+        """Sum up a column."""
         return sum(getattr(line, name) for line in self.lines)
 
 
 def rehearse(
     problem: Problem, shard: Shard, groups: RankGroups, job: Job, driver: Driver, where: str
 ) -> tuple[Needs, list[str]]:
-    """What a run, its training set placed there, would need of this driver and the host, on this rank; and
-    the sources of the kernels that it would load.
+    """Count what a run would need of this driver and the host, on this rank; list the sources of its kernels.
 
-    Collective. Raises UserError, on all ranks, where the run would whatever the memory.
+    The training set is placed ``where``. Collective. Raises UserError, on all ranks, if the run would fail
+    with it whatever the memory.
     """
     options, largest = problem.settings, shard.largest_received(problem.schedule.batch)
     null = NullDriver.like(driver)
@@ -162,7 +162,7 @@ class Pool:
 
 
 def pools(needs: Needs, job: Job, driver: Driver) -> list[Pool]:
-    """The device's memory, where that is for itself, and the host's. Collective on the node."""
+    """List the memory of the device, if it runs kernels, and of the host. Collective on the node."""
     is_hosts = driver.name != "cuda"
     device = "" if is_hosts else driver.device_id
     ranks = job.node.allgather((device, needs.device, needs.pinned))

@@ -53,7 +53,7 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
 def _choose_plan(
     problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint
 ) -> Plan:
-    """The plan that is named, or was chosen before, or should be fastest."""
+    """Return the plan chosen before, else the one named, else the one that should be fastest."""
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
     chosen = resume_point.plan(network, runtime.driver)
     with job.agree():
@@ -80,7 +80,7 @@ def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
 
 
 def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
-    """The project's kernels; what the ranks of a node will load is compiled by one of them. Collective."""
+    """Make the project's kernels; one rank a node compiles what the node's ranks will load. Collective."""
     settings, job = prepared.problem.settings, runtime.job
     with job.agree():
         library = KernelLibrary(runtime.driver)
@@ -93,14 +93,16 @@ def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
 
 
 def replays_graphs(settings: Settings, driver: Driver) -> bool:
-    """Whether steps are replayed from graphs; with --profile or --check-each the host waits within a step."""
+    """Return whether graphs replay the steps; with --profile or --check-each the host waits within a step."""
     waits = settings.profile or settings.check_each is not None
     return settings.graph and not waits and driver.has_kernels
 
 
 def with_common_gemm(settings: S, runtime: Runtime) -> S:
-    """Where ranks have GPUs of different kinds: with the product that all of them run, so that all compute
-    alike. Collective; UserError on all ranks where a device does not run what is asked for."""
+    """Set the product that all ranks' devices run, if ``gemm`` is auto and they differ: all compute alike.
+
+    Collective. Raises UserError on all ranks if a device does not run what is asked for.
+    """
     architectures = set(runtime.job.comm.allgather(runtime.driver.architecture))
     if settings.gemm == "auto" and len(architectures) > 1:
         settings = replace(settings, gemm=common_gemm(settings.dtype, architectures))
@@ -131,5 +133,5 @@ def _require_gemm(settings: Settings, driver: Driver) -> None:
 
 
 def gemm_version(settings: Settings, driver: Driver) -> str:
-    """The version of the matrix product for large sizes."""
+    """Return the version of the matrix product for large sizes."""
     return settings.gemm if settings.gemm != "auto" else fastest_gemm(settings.dtype, driver.architecture)

@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 def is_timed(step: int, steps: int) -> bool:
-    """Whether a run of that many steps times the phases of this one in its graph."""
+    """Return whether a run of so many steps times the phases of this step in its graph."""
     return 0 < step < _TIMED_FIRST or (step > 0 and step % _TIMED_EVERY == 0) or steps == 1
 
 
@@ -99,7 +99,7 @@ class Replayed:
         recorder: Recorder,
         most: int,
     ) -> None:
-        """As `Launched`; ``step`` has a `Gate` for its exchange. Up to ``most`` steps are queued at once."""
+        """Capture graphs of up to ``most`` steps at once; ``step`` has a `Gate` for its exchange."""
         self._step, self._exchange = step, exchange
         self._timed = recorder.record(partial(self._work, 1), timed=True)
         self._plain = [recorder.record(partial(self._work, 1 << log)) for log in range(most.bit_length())]
@@ -129,12 +129,12 @@ class GatedLinks:
         self.name, self.on_device = links.name, links.on_device and exchange.on_device
 
     def bind(self, name: str, move: Redistribution, source: DeviceArray, target: DeviceArray) -> Bound:
-        """As `Redistributor` says."""
+        """See `Redistributor.bind`."""
         bound = self._links.bind(name, move, source, target)
         return bound if self.on_device else _Gated(bound, self._recorder)
 
     def close(self) -> None:
-        """As `Redistributor` says."""
+        """See `Redistributor.close`."""
         self._links.close()
 
 
@@ -161,7 +161,7 @@ class Gate:
         self.updates = exchange.updates
 
     def ready(self, bucket: int) -> None:
-        """As the exchange's. The last bucket's call can wait for the last graph: no work is behind it."""
+        """See `Exchange.ready`. The last bucket's call can wait for the last graph: no work is behind it."""
         if self.on_device:
             self._exchange.ready(bucket)
         elif bucket < self._last:
@@ -170,9 +170,9 @@ class Gate:
             self._recorder.at_end(partial(self._exchange.ready, bucket))
 
     def finish(self) -> None:
-        """As the exchange's, which `Replayed` calls."""
+        """See `Exchange.finish`, which `Replayed` calls."""
         self._exchange.finish()
 
     def close(self) -> None:
-        """As the exchange's."""
+        """See `Exchange.close`."""
         self._exchange.close()

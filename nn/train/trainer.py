@@ -240,7 +240,7 @@ class Trainer:
 
 
 def _samples(data: Dataset | Samples) -> Samples:
-    """The samples that a data set is tested on, or those that are given."""
+    """Return the test samples of a data set, or the samples that are given."""
     if not isinstance(data, Dataset):
         return data
     if data.test_images is None or data.test_labels is None:

@@ -44,7 +44,7 @@ class Watcher:
         """Note that so many more steps are queued."""
 
     def loss(self, step: int, epoch: int, loss: float) -> None:
-        """The loss of a step, both counted from 1, that ``print_every`` asks for."""
+        """Note the loss of a step that ``print_every`` asks for; step and epoch count from 1."""
 
 
 class Training:
@@ -109,7 +109,7 @@ class Training:
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
 
     def _steps_at_once(self) -> int:
-        """Up to how many steps one graph holds; more than one where nothing in a step needs the host."""
+        """Return the most steps that one graph holds: one, unless nothing in a step needs the host."""
         schedule, every = self._schedule, self._settings.print_every
         if not (self._exchange.on_device and self._resources.links.on_device):
             return 1
@@ -127,7 +127,7 @@ class Training:
         }
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
-        """The operation, checked against NumPy in the first steps where --check-each asks for it."""
+        """Wrap the operation in a check against NumPy, in the first steps, if --check-each asks for it."""
         steps, settings = self._settings.check_each, self._settings
         if not steps:
             return queue
@@ -214,7 +214,7 @@ class Training:
         return self._log_of_epochs.progress
 
     def _waits(self, stop: int) -> bool:
-        """Whether to wait for the losses of all steps before ``stop`` before more steps are queued.
+        """Return whether to wait for the losses of all steps before ``stop`` before queueing more steps.
 
         NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
         """

@@ -63,7 +63,7 @@ def _resident(problem: Problem, shard: Shard, resources: RankResources) -> Batch
 
 
 def _helpers(resources: RankResources, most: int) -> list[Helper]:
-    """As many threads as there are cores beside that of the thread which queues work; at least one."""
+    """Start a thread for each core but the one that queues work, 1 to ``most``; none without kernels."""
     if not resources.driver.has_kernels:
         return [Deferred()]
     return [Worker() for _ in range(max(1, min(most, resources.job.threads - 1)))]

@@ -120,7 +120,7 @@ def _measure(
 
 
 def _kernels(setting: ProbeContext) -> Kernels | None:
-    """The kernels of what is measured, compiled by one rank a node; None where NumPy computes. Collective."""
+    """Return the kernels to measure, compiled by one rank a node; None where NumPy computes. Collective."""
     job, driver = setting.job, setting.driver
     with job.agree():
         kernels = kernels_on(driver, setting.task)

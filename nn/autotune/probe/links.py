@@ -91,7 +91,7 @@ class LinkProbe:
 
     @contextmanager
     def _lent(self) -> Iterator[Driver]:
-        """A driver whose memory is free again behind the block, when nobody writes to it any more."""
+        """Lend a driver; free its memory after the block, when no rank writes to it any more."""
         with closing(Lender(self._setting.driver)) as lender:
             yield cast(Driver, lender)
             self._setting.job.comm.Barrier()
@@ -170,7 +170,7 @@ def _exchange(made: exchange.Exchange, buckets: int, stream: StreamHandle) -> No
 
 
 def _all_moves(shape: tuple[int, int]) -> list[Redistribution]:
-    """One of each kind."""
+    """List one of each kind."""
     return [
         Redistribution(shape, "columns", "whole"),
         Redistribution(shape, "rows", "columns"),
@@ -180,7 +180,7 @@ def _all_moves(shape: tuple[int, int]) -> list[Redistribution]:
 
 
 def fit(samples: Sequence[Sample]) -> Link:
-    """The link whose times are nearest to these, by their ratios; no part of it is negative."""
+    """Fit a link to these times by least squares of their ratios; no part of it is negative."""
     nbytes, messages, seconds = np.array(samples, float).T
     columns = np.stack([np.ones_like(seconds), messages, nbytes], axis=1) / seconds[:, None]
     # Where all have sent as many messages nothing tells these from what is there once.

@@ -24,7 +24,7 @@ from pyrt.driver import Driver
 
 
 def product_times(setting: ProbeContext, extent: Extent) -> Products:
-    """The grid of all sizes. Collective."""
+    """Time products of all sizes. Collective."""
     sizes, clock = extent.products, Clock(setting.driver, setting.job)
     seconds: list[float] = []
     with closing(Lender(setting.driver)) as lender:

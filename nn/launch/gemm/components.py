@@ -69,7 +69,7 @@ class Components:
 
     @classmethod
     def tf32(cls, X: DeviceArray) -> Components:
-        """A float32 matrix as it is, one term of which tensor cores see 11 bits; see `reads_tf32`."""
+        """Take a float32 matrix as its one component; tensor cores see 11 bits of it. See `reads_tf32`."""
         rows, columns = X.shape
         return cls(X, 1, rows, columns, X.ld, rows * X.ld)
 
@@ -96,16 +96,16 @@ class Components:
         return bits.view(np.float32).reshape(self.count, self.rows, self.columns).sum(axis=0)
 
     def some_columns(self, start: int, stop: int) -> Components:
-        """A view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
+        """Return a view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
         if not 0 <= start <= stop <= self.columns or start % COLUMN_STEP:
             raise IndexError(f"columns {start}:{stop} of {self.columns}")
         return replace(self, array=self.array.rows(start, self.array.size), columns=stop - start)
 
     def tensor_map(self, transposed: bool, lines: int) -> DeviceArray:
-        """How the device finds tiles of all components, ``lines`` by 128 bytes along k: see `fetch` in
-        gemm/wgmma.cu.
+        """Make the map by which the device finds tiles of all components, ``lines`` by 128 bytes along k.
 
-        A line is a row or, where the operand is transposed, a column: there k runs down the rows.
+        A line is a row or, if the operand is transposed, a column: k then runs down the rows. See `fetch` in
+        gemm/wgmma.cu.
         """
         itemsize = self.array.dtype.itemsize
         halves = itemsize // 2  # a float32 is copied as two bf16 elements
@@ -122,7 +122,7 @@ class Components:
 
 
 def reads_tf32(X: DeviceArray) -> bool:
-    """Whether tensor cores can read a float32 matrix as it is: rows begin at multiples of 16 bytes."""
+    """Return whether tensor cores can read a float32 matrix as it is: rows begin at multiples of 16 bytes."""
     return X.pointer % 16 == 0 and X.ld % 4 == 0 and X.size > 0
 
 

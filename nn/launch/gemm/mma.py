@@ -38,7 +38,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def has_mma(architecture: str) -> bool:
-    """Whether devices of this architecture run such products: ``sm_80`` and later, or the emulated one."""
+    """Return whether devices of this architecture run such products: ``sm_80`` and later, or emulated."""
     capability = re.fullmatch(r"sm_(\d+)a?", architecture)
     return architecture == "emulated" or (capability is not None and int(capability[1]) >= 80)
 
@@ -71,7 +71,7 @@ _TILES = ((64, 64), (128, 128))
 def choose_mma_tiling(
     M: int, N: int, K: int, components: int, multiprocessors: int, shared_memory: int
 ) -> MmaTiling:
-    """The cut that should take least time with so many multiprocessors, bytes of shared memory a block."""
+    """Choose the cut of least predicted time for so many multiprocessors, bytes of shared memory a block."""
     depth = max(1, blocks(K, _DEPTH))
 
     def microseconds(tiling: MmaTiling) -> float:

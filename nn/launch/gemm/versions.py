@@ -30,7 +30,7 @@ NARROW = 32
 
 
 def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
-    """The version of the matrix product that is fastest for numbers of this dtype on this architecture."""
+    """Return the version of the matrix product that is fastest for this dtype on this architecture."""
     if np.dtype(dtype) == np.float32 and architecture != "emulated":  # whose fastest is what does least
         if architecture in TENSOR_ARCHITECTURES:
             return "wgmma"
@@ -40,13 +40,13 @@ def fastest_gemm(dtype: DTypeLike, architecture: str) -> str:
 
 
 def common_gemm(dtype: DTypeLike, architectures: Iterable[str]) -> str:
-    """The version for devices of all these architectures: the least of what is fastest on each, which the
-    others run too."""
+    """Return the version for devices of all these architectures: of the fastest on each, the first in
+    `GEMM_VERSIONS`, which the others run too."""
     return min((fastest_gemm(dtype, each) for each in architectures), key=GEMM_VERSIONS.index)
 
 
 def runs_gemm(version: str, architecture: str) -> bool:
-    """Whether devices of this architecture run a version of the matrix product."""
+    """Return whether devices of this architecture run a version of the matrix product."""
     if version == "wgmma":
         return architecture in TENSOR_ARCHITECTURES
     return version != "mma" or has_mma(architecture)

@@ -68,9 +68,9 @@ def products(components_a: int, components_b: int) -> int:
 
 
 def candidates(K: int, components_a: int, components_b: int, shared_memory: int) -> list[Tiling]:
-    """The cuts of such a product that are worth a thought, in so many bytes of shared memory a block.
+    """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
-    K counts numbers of two bytes: one of TF32 is two of them.
+    K counts numbers of two bytes: a TF32 number counts as two.
     """
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
@@ -103,7 +103,7 @@ def predicted(
 def choose_tiling(
     M: int, N: int, K: int, components_a: int, components_b: int, multiprocessors: int, shared_memory: int
 ) -> Tiling:
-    """The candidate that should take least time. `make bench ARGS=tiles` says whether it does."""
+    """Choose the candidate of least predicted time. `make bench ARGS=tiles` says whether it is fastest."""
     return min(
         candidates(K, components_a, components_b, shared_memory),
         key=lambda tiling: predicted(tiling, M, N, K, components_a, components_b, multiprocessors),
