@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The worst exit code of the programs; each is a process of its own, with a context of its own."""
+    """Run the programs, each in a process and context of its own; return the worst exit code."""
     names = parser().parse_args(arguments).names or PROGRAMS
     for name in names:
         if name not in PROGRAMS:

@@ -87,7 +87,7 @@ class Watch(Console):
 
 @contextmanager
 def watched_writing() -> Iterator[list[Span]]:
-    """The times at which this rank writes checkpoints within the block."""
+    """Collect the times at which this rank writes checkpoints within the block."""
     from nn.checkpoints.folder import Folder
 
     spans: list[Span] = []
@@ -154,7 +154,7 @@ def _mean(seconds: Sequence[float]) -> float | None:
 
 
 def options_of(case: Case, device: str, folder: Path | None) -> Options:
-    """Of a run with checkpoints in that folder, or as long without any."""
+    """Return options of a run with checkpoints in that folder; None: as long, without any."""
     from nn.app.options import Options
 
     return Options(
@@ -209,7 +209,7 @@ def checked_size(folder: Path) -> int:
 
 
 def table(rows: Sequence[Measured]) -> str:
-    """A line for each network."""
+    """Tabulate a line per network."""
     body = [
         [
             row.network,

@@ -52,7 +52,7 @@ TIMEOUT = 300
 
 
 def repetitions(nbytes: int) -> int:
-    """How many steps of so many bytes a graph has: the same on every rank, for a millisecond or so."""
+    """Return how many steps of so many bytes a graph has: the same on every rank, for a millisecond or so."""
     return max(2, min(64, round(1e-3 / (10e-6 + nbytes / 100e9))))
 
 
@@ -164,7 +164,7 @@ class Contender:
         self._gradients.set(np.zeros_like(self._mine) + np.float32(1e-30))
 
     def seconds(self) -> Iterator[float]:
-        """Of one step, again and again. Collective."""
+        """Time one step, again and again. Collective."""
         count = repetitions(self.nbytes)
         if self.exchange.on_device:
             clock = StreamClock(self._driver, self.streams.compute)
@@ -201,12 +201,12 @@ def measure(
 
 
 def rounds(once: float, longest: float) -> int:
-    """How many repetitions of ``once`` seconds each: as many as fit into the ``longest``, but a few."""
+    """Return how many repetitions of ``once`` seconds fit into ``longest``: `LEAST_ROUNDS` to `ROUNDS`."""
     return int(min(ROUNDS, max(LEAST_ROUNDS, longest / once)))
 
 
 def nccl(gpus: int, sizes: Sequence[int] = SIZES) -> tuple[dict[int, Times], str]:
-    """Its sum alone by bytes; why some are not there, empty if all are."""
+    """Time NCCL's sum alone, by bytes; also say why some times are missing, empty if none."""
     program = Path(__file__).parent / "baselines" / "nccl.py"
     words = [sys.executable, str(program), "--gpus", str(gpus), "--bytes", *map(str, sizes)]
     try:
@@ -219,7 +219,7 @@ def nccl(gpus: int, sizes: Sequence[int] = SIZES) -> tuple[dict[int, Times], str
 
 
 def table(times: dict[str, dict[int, Times]]) -> str:
-    """A row for each size, microseconds and GB/s of each way: bytes of gradients over time."""
+    """Tabulate a row for each size, microseconds and GB/s of each way: bytes of gradients over time."""
     body = [
         [nbytes, *(cell for way in times for cell in _cells(times[way].get(nbytes), nbytes))]
         for nbytes in SIZES
@@ -233,7 +233,7 @@ def _cells(times: Times | None, nbytes: int) -> list[float | None]:
 
 
 def asked(words: Sequence[str]) -> Sequence[str]:
-    """The ways that the command line names: all, if it names none. UserError for one that is not there."""
+    """Return the ways that the command line names, or all. Raises UserError for an unknown way."""
     parser = Parser("exchange.py", __doc__)
     names = " or ".join(repr(way) if " " in way else way for way in WAYS)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=f"{names} (default: all)")

@@ -150,7 +150,7 @@ class Operands:
         self._exact = (left.T if product.transpose_a else left) @ (right.T if product.transpose_b else right)
 
     def error(self, work: Work) -> float:
-        """The relative error of what the work writes to D, which is NaN before."""
+        """Run the work; return the relative error of D, which is NaN before."""
         driver, stream = self._clock.driver, self._clock.stream
         driver.fill(self.D.pointer, 0xFF, self.D.nbytes, stream)  # all bits set are a NaN
         work(stream)
@@ -163,8 +163,8 @@ class Operands:
 
 
 def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) -> dict[str, Contender]:
-    """All ways to the product that the device has, by name: the versions from the first to the fastest,
-    `auto`, cuBLAS."""
+    """List all ways to the product that the device has, by name: the versions from the first to the
+    fastest, `auto`, cuBLAS."""
     product = operands.on_device
     contenders = {
         version: Contender(launch.gemm(Kernels(library, np.float32, version), product), "float32")
@@ -183,7 +183,7 @@ def ladder(operands: Operands, library: KernelLibrary, cublas: Cublas | None) ->
 def errors_of(
     operands: Operands, contenders: Mapping[str, Contender], rng: np.random.Generator
 ) -> dict[str, dict[str, float]]:
-    """The relative error of each on each kind of `DATA`."""
+    """Return each contender's relative error on each kind of `DATA`."""
     errors: dict[str, dict[str, float]] = {name: {} for name in contenders}
     for kind in DATA:
         operands.fill(kind, rng)
@@ -207,12 +207,12 @@ def compare(
 
 
 def is_right(errors: Mapping[str, float], math: str) -> bool:
-    """Whether all errors are within what that arithmetic allows; a NaN is not."""
+    """Return whether all errors are within what that arithmetic allows; a NaN is not."""
     return all(error <= TOLERANCES[math] for error in errors.values())
 
 
 def table(product: Product, results: Mapping[str, Result]) -> str:
-    """One product: a row for each contender."""
+    """Tabulate one product: a row for each contender."""
     rows = [_row(product, name, result, results) for name, result in results.items()]
     formats = ("", ".1f", "", ".1f", ".2f", ".2f", ".1e", ".1e")
     body = tabulate(rows, headers=HEADERS, floatfmt=formats, missingval="-")
@@ -234,20 +234,20 @@ def _row(product: Product, name: str, result: Result, results: Mapping[str, Resu
 
 
 def times_as_fast(result: Result, other: Result | None) -> float | None:
-    """The other's time by this one's; None where one of them has none."""
+    """Divide the other's time by this one's; return None if one of them has no time."""
     if result.times is None or other is None or other.times is None:
         return None
     return other.times.median / result.times.median
 
 
 def allowed_error(kind: str, results: Mapping[str, Result]) -> float:
-    """What `auto` promises under float32: 2e-6, or 1.2 times cuBLAS's error on the same data."""
+    """Return `auto`'s allowed float32 error: 2e-6 or, if larger, 1.2 times cuBLAS's on the same data."""
     rival = results.get("cuBLAS float32")
     return max(2e-6, 1.2 * rival.errors[kind]) if rival is not None else 2e-6
 
 
 def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
-    """All products: `auto` against cuBLAS, its errors as parts of the allowed ones; the same with TF32."""
+    """Compare `auto` with cuBLAS on all products: times, errors over the allowed ones, TF32's times."""
     rows = []
     for product, results in all_results.items():
         auto = results["auto"]
@@ -263,7 +263,7 @@ def summary(all_results: Mapping[Product, Mapping[str, Result]]) -> str:
 
 
 def compiled(driver: Driver, products: Sequence[Product] = PRODUCTS) -> KernelLibrary:
-    """The kernels of all versions of these products that the device runs, compiled side by side."""
+    """Compile the kernels of all versions of these products that the device runs, side by side."""
     null = NullDriver.like(driver)
     for product in products:
         ladder(Operands(StreamClock(null, None), product), KernelLibrary(null), None)
@@ -275,7 +275,7 @@ def compiled(driver: Driver, products: Sequence[Product] = PRODUCTS) -> KernelLi
 def measure(
     products: Sequence[Product], library: KernelLibrary, cublas: Cublas | None
 ) -> Iterator[tuple[Product, dict[str, Result]]]:
-    """The results of each product, as soon as they are there."""
+    """Yield the results of each product, as soon as they are there."""
     clock = StreamClock(library.driver, library.driver.create_stream())
     rng = np.random.default_rng(0)
     for product in products:

@@ -87,7 +87,7 @@ class Part:
 
     @classmethod
     def of(cls, operation: Operation, kernels: Kernels) -> Part:
-        """As it is on a device that is open."""
+        """Make the part as an open device runs it."""
         names = operation.on_device(kernels).kernels
         return cls(operation.name, names, operation.flops, operation.tensor_flops, operation.bytes)
 
@@ -124,7 +124,7 @@ class Row:
 
 
 def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
-    """The device, and the operations of a step as a run with these options has them, of one rank."""
+    """Return the device, and one rank's operations of a step, as a run with these options has them."""
     from nn.app.load import problem_of
     from nn.input import load as load_data
     from nn.launch.kernels import Kernels
@@ -159,7 +159,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
 
 
 def trace(batch: int) -> list[Span]:
-    """The kernels of a run of `train.py` under nsys; UserError, with nsys's words, where there is none."""
+    """Trace the kernels of a `train.py` run under nsys. Raises UserError, with nsys's words, if it fails."""
     words = ["--batch", batch, "--samples", batch * STEPS, "--epochs", EPOCHS, "--val-fraction", 0]
     words += ["--lr", 0.1, "--momentum", 0, "--device", "cuda", "--placement", "resident", "--no-graph"]
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +182,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def parse_trace(text: str) -> list[Span]:
-    """The kernels of nsys's `cuda_gpu_trace` as CSV, by their start; copies are left out."""
+    """Read the kernels from nsys's `cuda_gpu_trace` as CSV, sorted by start; leave out copies."""
     lines = text.splitlines()
     begin = next((number for number, line in enumerate(lines) if line.startswith("Start (ns)")), len(lines))
     spans = []
@@ -203,7 +203,7 @@ def own_times(spans: Sequence[Span]) -> list[float]:
 
 
 def steps(spans: Sequence[Span], kernels: Sequence[str]) -> list[list[float]]:
-    """The times of the kernels of each whole step: wherever these run one after the other."""
+    """List the kernels' times in each whole step: wherever these kernels run one after the other."""
     times, names = own_times(spans), [span.kernel for span in spans]
     found, place, length = [], 0, len(kernels)
     while place + length <= len(names):
@@ -216,7 +216,7 @@ def steps(spans: Sequence[Span], kernels: Sequence[str]) -> list[list[float]]:
 
 
 def rows(parts: Sequence[Part], found: Sequence[Sequence[float]], peaks: Peaks | None) -> list[Row]:
-    """A row for each kernel of each operation, its time the median over these steps."""
+    """Make a row for each kernel of each operation, its time the median over these steps."""
     result, place = [], 0
     for part in parts:
         for kernel in dict.fromkeys(part.kernels):
@@ -238,7 +238,7 @@ def rows(parts: Sequence[Part], found: Sequence[Sequence[float]], peaks: Peaks |
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The kernels in the order in which they are launched, and their sum."""
+    """Tabulate the kernels in the order in which they are launched, and their sum."""
     floors = (_sum(row.arithmetic for row in rows), _sum(row.traffic for row in rows))
     total = Row("sum", "", sum(row.launches for row in rows), sum(row.us for row in rows), *floors)
     headers = ["operation", "kernel", "launches", "us", "arithmetic us", "bytes us"]
@@ -248,13 +248,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Of what is known; None where nothing is."""
+    """Sum the known values; return None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def gaps(rows: Sequence[Row], step: Times) -> str:
-    """The step in graphs, and which part of it no kernel takes."""
+    """Describe the step in graphs, and the part of it that no kernel takes."""
     part = 1 - sum(row.us for row in rows) / step.median
     return (
         f"a step in graphs takes {step.median:.1f} us ({step.spread}); "
@@ -263,7 +263,7 @@ def gaps(rows: Sequence[Row], step: Times) -> str:
 
 
 def caption(batch: int, device: str, count: int, peaks: Peaks | None) -> str:
-    """What the table of a batch shows."""
+    """Say what the table of a batch shows."""
     rates = "no floors: its rates are not known here"
     if peaks is not None:
         rates = (
@@ -278,7 +278,7 @@ def caption(batch: int, device: str, count: int, peaks: Peaks | None) -> str:
 
 
 def breakdown(batch: int, device: str, parts: Sequence[Part], step: Times) -> str:
-    """The table of a batch; UserError where nsys has none of its steps."""
+    """Return the table of a batch. Raises UserError where nsys has none of its steps."""
     kernels = [kernel for part in parts for kernel in part.kernels]
     found = steps(trace(batch), kernels)
     if not found:

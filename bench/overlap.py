@@ -67,7 +67,7 @@ class Work(NamedTuple):
     batch: int
 
     def by(self, way: str) -> Case:
-        """Its step with that exchange."""
+        """Return its step with that exchange."""
         return Case(self.batch, hidden=self.hidden, exchange=way, share_gpus=True)
 
     def __str__(self) -> str:
@@ -112,26 +112,26 @@ class Measured:
         return (row.step.median - max(times)) / min(times)
 
     def gain(self, row: Row) -> float | None:
-        """The step on one GPU in steps on all."""
+        """Divide the step on one GPU by the step on all."""
         return self.one_gpu.median / row.step.median if self.one_gpu is not None else None
 
     def efficiency(self, row: Row) -> float | None:
-        """Of weak scaling: 1 where more ranks with more work take no longer."""
+        """Return the weak-scaling efficiency: 1 if more ranks with more work take no longer."""
         return self.part.median / row.step.median if self.part is not None else None
 
     def fastest(self) -> Row:
-        """That of the shortest step."""
+        """Find the row of the shortest step."""
         return min(self.rows, key=lambda row: row.step.median)
 
 
 def slowest(job: Job, times: Times) -> Times:
-    """Those of the rank whose median is the largest. Collective."""
+    """Return the times of the rank with the largest median. Collective."""
     everybody: list[Times] = job.comm.allgather(times)
     return max(everybody, key=lambda each: each.median)
 
 
 def epochs_of_window(seconds: float) -> int:
-    """How many epochs of steps of about so many seconds a window has."""
+    """Return how many epochs, of steps of about so many seconds, a window has."""
     return max(1, round(SECONDS / (WINDOWS * STEPS * seconds)))
 
 
@@ -146,7 +146,7 @@ def windows(job: Job, case: Case, epochs: int) -> list[float]:
 
 
 def buckets(work: Work, way: str) -> list[Bucket]:
-    """Those in which the gradients of that network leave by that exchange."""
+    """List the buckets in which that network's gradients leave by that exchange."""
     from nn.model.network import Network
     from nn.parallel.buckets import gradient_layout, panels
     from nn.parallel.shard import Shard
@@ -161,7 +161,7 @@ def alone(job: Job, driver: Driver, work: Work, ways: Sequence[str]) -> dict[str
 
 
 def on_one_gpu(job: Job, work: Work, guess: float) -> Times:
-    """A step on rank 0's GPU alone, of about ``guess`` seconds, while the other ranks sleep. Collective."""
+    """Time a step of about ``guess`` seconds on rank 0's GPU alone; the other ranks sleep. Collective."""
     times = None
     with job.agree(), agreed_by_some():
         try:
@@ -180,9 +180,9 @@ def measure(
     one_gpu: bool = True,
     part: Times | None = None,
 ) -> Measured:
-    """The steps of a work with each of these exchanges, whose times alone are given. Collective.
+    """Time the steps of a work with each of these exchanges, whose times alone are given. Collective.
 
-    Those without an exchange come first and last. ``part`` is as `Measured` has it.
+    Steps without an exchange come first and last. ``part`` is as `Measured` has it.
     """
     none = work.by(NONE)
     guess = max(job.comm.allgather(statistics.mean(windows(job, none, epochs=1))))
@@ -197,13 +197,13 @@ def measure(
 
 
 def balanced(work: Work, computing: float, exchanging: float) -> Work:
-    """The same network with a batch, in thousands, whose backward pass lasts as long as the exchange."""
+    """Return the network with a batch, in thousands, whose backward pass lasts as long as the exchange."""
     times = min(exchanging / (BACKWARD * computing), LARGEST)
     return Work(work.hidden, 1000 * max(1, round(times * work.batch / 1000)))
 
 
 def default_ways(job: Job, driver: Driver) -> Iterator[str]:
-    """All that have a use here, fastest first. Collective."""
+    """Yield all exchanges that have a use here, fastest first. Collective."""
     from pyrt.exchange.device import verdict
 
     is_one_node = job.node.size == job.size
@@ -218,7 +218,7 @@ def default_ways(job: Job, driver: Driver) -> Iterator[str]:
 
 
 def check(job: Job, ways: Sequence[str], failures: list[str]) -> list[str]:
-    """Those that work here, after three steps of each; adds what differs from NumPy. Collective."""
+    """Take three steps each way; return the ways that work, and add what differs from NumPy. Collective."""
     works = []
     for way in ways:
         try:
@@ -234,7 +234,7 @@ def check(job: Job, ways: Sequence[str], failures: list[str]) -> list[str]:
 
 
 def table(measured: Measured) -> str:
-    """A line for each exchange."""
+    """Tabulate a line per exchange."""
     body = [
         [
             row.way,
@@ -256,7 +256,7 @@ def table(measured: Measured) -> str:
 
 
 def title(measured: Measured, machine: str) -> str:
-    """What the table is of."""
+    """Say what the table shows."""
     text = f"784-{'-'.join(map(str, measured.work.hidden))}-10, batch {measured.work.batch}, {machine}"
     if measured.one_gpu is not None:
         text += f"; one GPU: {measured.one_gpu.median:.1f} us"
@@ -266,7 +266,7 @@ def title(measured: Measured, machine: str) -> str:
 
 
 def in_short(takers: str, strong: Measured, weak: Measured, wide: Measured, *even: Measured) -> Iterator[str]:
-    """The numbers that matter, a line each: of the fastest exchange where none is named.
+    """Yield the numbers that matter, a line each: of the fastest exchange if the line names none.
 
     ``takers`` is what takes the steps, as "4 GPUs"; ``even`` the work whose products take as long as its
     exchange, if there is one.
@@ -309,7 +309,7 @@ def measure_all(job: Job, ways: Sequence[str]) -> list[Measured]:
 
 
 def takers(job: Job, driver: Driver) -> str:
-    """What takes the steps: GPUs, or ranks that share some. Collective."""
+    """Say what takes the steps: GPUs, or ranks that share some. Collective."""
     gpus = len(set(job.comm.allgather(driver.device_id)))
     cards = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     return cards if gpus == job.size else f"{job.size} ranks on {cards}"

@@ -111,7 +111,7 @@ def plan_options(case: Case, path: Path, device: str, length: Length) -> Options
 
 
 def rates_here(device: str, job: Job) -> Rates:
-    """Of this machine, which is measured if that is new. Collective."""
+    """Return this machine's rates; measure them if it is new. Collective."""
     from nn.autotune.listed_step import Task
     from nn.autotune.probe import ProbeContext, measured
     from nn.model.network import Network
@@ -124,7 +124,7 @@ def rates_here(device: str, job: Job) -> Rates:
 
 
 def search_of(case: Case, ranks: int, rates: Rates) -> Search:
-    """The plans of a case for so many ranks."""
+    """Make the plan search of a case for so many ranks."""
     from nn.autotune.listed_step import Task
     from nn.autotune.search import Search
     from nn.model.network import Network
@@ -135,7 +135,7 @@ def search_of(case: Case, ranks: int, rates: Rates) -> Search:
 
 
 def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
-    """The plans that people would think of, and the best one, with what they cost; of those that fit."""
+    """Yield the plans that people would think of, and the best one, with their costs, where they fit."""
     from nn.autotune.table import named
 
     for name, plan in named(search, best).items():
@@ -145,8 +145,8 @@ def candidates(search: Search, best: Plan) -> Iterator[tuple[str, Plan, Cost]]:
 
 
 def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: Length) -> list[float]:
-    """Of a step, of each epoch that counts: not of the last one, whose losses are read sooner than those of
-    others. Collective."""
+    """Return the seconds of a step in each epoch that counts: not in the last one, whose losses are read
+    sooner than those of others. Collective."""
     from nn.parallel import plan_files
     from train import train
 
@@ -158,7 +158,7 @@ def seconds(case: Case, plan: Plan, folder: str, job: Job, device: str, length: 
 
 
 def measure(case: Case, folder: str, job: Job, device: str = DEVICE, length: Length = LENGTH) -> list[Row]:
-    """All plans of a case. Collective."""
+    """Measure all plans of a case. Collective."""
     search = search_of(case, job.size, rates_here(device, job))
     return [
         Row(name, predicted, Times.of(seconds(case, plan, folder, job, device, length)))
@@ -167,7 +167,7 @@ def measure(case: Case, folder: str, job: Job, device: str = DEVICE, length: Len
 
 
 def table(rows: Sequence[Row], baseline: Sequence[Line]) -> str:
-    """A line for each plan, and for each way of PyTorch."""
+    """Tabulate a line for each plan, and for each way of PyTorch."""
     body: list[list[object]] = [
         [
             f"best: {row.predicted.what}" if row.name == "best" else row.name,
@@ -191,7 +191,7 @@ def table(rows: Sequence[Row], baseline: Sequence[Line]) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Whether the plan that is predicted best is, and what splitting weights gains."""
+    """Say whether the plan predicted best is the fastest, and what splitting weights gains."""
     fastest = min(rows, key=lambda row: row.measured.median)
     best = min(rows, key=lambda row: row.predicted.seconds)
     more = best.measured.median / fastest.measured.median - 1
@@ -212,7 +212,7 @@ class Line(NamedTuple):
 
 
 def run_baseline(case: Case, gpus: int) -> list[Line]:
-    """Its lines; says so where there are none."""
+    """Run PyTorch, return its lines; say why if it fails."""
     words = ["--gpus", gpus, "--hidden", ",".join(map(str, case.hidden)), "--batch", case.batch]
     done = subprocess.run(
         [sys.executable, BASELINE, *map(str, words)], capture_output=True, text=True, timeout=TIMEOUT
@@ -223,7 +223,7 @@ def run_baseline(case: Case, gpus: int) -> list[Line]:
 
 
 def parse_lines(text: str) -> Iterator[Line]:
-    """Of the output of the baseline."""
+    """Parse the baseline's output lines."""
     for line in text.splitlines():
         if line.startswith("{"):
             content = json.loads(line)

@@ -32,7 +32,7 @@ def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
 
 
 def require_gpu() -> int:
-    """How many GPUs there are; UserError where there is none, or not all that its use needs."""
+    """Count the GPUs. Raises UserError if there is none, or if something that their use needs is missing."""
     from pyrt.devices import usable_gpus  # it loads NumPy, for which an MPI job has an order
 
     gpus, missing = usable_gpus()

@@ -51,7 +51,7 @@ Look = dict[str, float]
 
 
 def look(step_us: float, device: str) -> Look:
-    """At this process. Pinned memory is among what it has mapped; on a GPU all programs there count."""
+    """Look at this process. Its mapped memory includes pinned memory; on a GPU all programs there count."""
     pages = [int(word) for word in Path("/proc/self/statm").read_text().split()[:2]]
     mapped, resident = (count * os.sysconf("SC_PAGE_SIZE") * 1e-6 for count in pages)
     on_gpu = {"device MB": used_mb()} if device == "cuda" else {}
@@ -60,7 +60,7 @@ def look(step_us: float, device: str) -> Look:
 
 
 def used_mb() -> float:
-    """Of the memory of this rank's GPU, whose context is current."""
+    """Return the MB in use on this rank's GPU, whose context is current."""
     from pyrt.driver.cuda import cuda
 
     free, total = cuda.mem_get_info()
@@ -116,7 +116,7 @@ def table(found: Mapping[str, tuple[float, float]]) -> str:
 
 
 def grown(found: Mapping[str, tuple[float, float]]) -> list[str]:
-    """What has grown, a line each."""
+    """List each number that grew too much."""
     return [
         f"{name} grew from {first:.1f} to {last:.1f}"
         for name, (first, last) in found.items()

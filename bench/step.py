@@ -102,7 +102,7 @@ class Row:
 
 
 def our_options(case: Case, steps: int, epochs: int, check: bool = False) -> Options:
-    """So many steps an epoch, no validation between them."""
+    """Return options for so many steps an epoch, without validation."""
     from nn.app.options import Options
 
     return Options(
@@ -132,7 +132,7 @@ def run_ours(job: Job, ours: dict[Case, Ours]) -> None:
 
 
 def wrong_results(job: Job, cases: Sequence[Case]) -> Iterator[str]:
-    """What differs from the NumPy reference after three steps. Collective."""
+    """Yield what differs from the NumPy reference after three steps. Collective."""
     from train import train
 
     for case in cases:
@@ -178,7 +178,7 @@ def run_baseline(framework: str, gpus: int, batches: Sequence[int]) -> Outcome:
 
 
 def reason(errors: str) -> str:
-    """The line of a program's error output that tells most: the last of ours, else the last."""
+    """Find the line of a program's error output that tells most: the last of ours, else the last."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["no message"]
     ours = [line for line in lines if ": error: " in line]
     return ours[-1].split(": error: ", 1)[1] if ours else lines[-1]
@@ -186,7 +186,7 @@ def reason(errors: str) -> str:
 
 @contextmanager
 def _all_cores() -> Iterator[None]:
-    """For children that start within: mpirun may have bound this rank to a core of its own."""
+    """Give all cores to children that start within: mpirun may have bound this rank to a core of its own."""
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the system takes those that are allowed
     try:
@@ -196,7 +196,7 @@ def _all_cores() -> Iterator[None]:
 
 
 def sleep_until_all_are_here(job: Job) -> None:
-    """A barrier for ranks that must not disturb what is measured meanwhile."""
+    """Sleep until all ranks are here, so as not to disturb what is measured meanwhile."""
     request = job.comm.Ibarrier()
     while not request.Test():
         time.sleep(_NAP)
@@ -223,7 +223,7 @@ def _our_row(case: Case, times: Ours) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each row; ``x ours``: its time in steps of ours with the same arithmetic."""
+    """Tabulate a line for each row; ``x ours``: its time in steps of ours with the same arithmetic."""
     ours = {row.math: row.times.median for row in rows if row.is_ours}
     body = [
         [
@@ -241,7 +241,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def run_baselines(gpus: int, batches: Sequence[int], failures: list[str]) -> list[Line]:
-    """The lines of all baselines; says what is left out, and adds what failed."""
+    """Run all baselines and return their lines; say what is left out, and add what failed."""
     lines: list[Line] = []
     for framework in BASELINES:
         outcome = run_baseline(framework, gpus, batches)

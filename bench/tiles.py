@@ -66,7 +66,7 @@ class Case:
 
 
 def reads_components(product: Product) -> bool:
-    """Whether training would split its operands into components."""
+    """Return whether training would split its operands into components."""
     return version_for("wgmma", product.M, product.N, product.K, "float32") == "wgmma"
 
 
@@ -78,7 +78,7 @@ CASES = (
 
 
 def name(tiling: Tiling) -> str:
-    """A cut in a table."""
+    """Name a cut in a table."""
     return f"{tiling.rows} x {tiling.columns}, K in {tiling.parts}, {tiling.stages} stages"
 
 
@@ -109,14 +109,14 @@ class Result:
         return sorted(timed, key=lambda pair: pair[0].median)
 
     def words(self, cut: Cut) -> str:
-        """What is to be said of a cut."""
+        """Say if a cut is chosen or fastest."""
         is_fastest = bool(self.timed) and cut is self.timed[0][1]
         said = (("chosen", cut.tiling == self.chosen), ("fastest", is_fastest))
         return ", ".join(word for word, is_so in said if is_so)
 
 
 def draw(shape: tuple[int, ...], components: int, rng: np.random.Generator) -> np.ndarray:
-    """A normal float32 matrix, or one of pixels, which are one component to their last bit."""
+    """Draw a normal float32 matrix, or one of pixels, which are one component to their last bit."""
     if components == 1:
         return rng.integers(0, 256, shape).astype(np.float32)
     return rng.standard_normal(shape, np.float32)
@@ -155,12 +155,12 @@ def _split(operands: Operands, work: ComponentProduct) -> Split:
 
 
 def is_right(error: float) -> bool:
-    """Whether a relative error is one of float32's; a NaN is not."""
+    """Return whether a relative error is within float32's tolerance; a NaN is not."""
     return error <= TOLERANCES["float32"]
 
 
 def measure(cases: Sequence[Case], library: KernelLibrary) -> Iterator[tuple[Case, Result]]:
-    """The results of each case, as soon as they are there."""
+    """Yield the results of each case, as soon as they are there."""
     clock = StreamClock(library.driver, library.driver.create_stream())
     rng = np.random.default_rng(0)
     for case in cases:
@@ -168,7 +168,7 @@ def measure(cases: Sequence[Case], library: KernelLibrary) -> Iterator[tuple[Cas
 
 
 def compiled(driver: Driver, cases: Sequence[Case]) -> KernelLibrary:
-    """The kernels that these cases take, compiled together."""
+    """Compile the kernels that these cases take, together."""
     null, library = NullDriver.like(driver), KernelLibrary(driver)
     clock, kernels = StreamClock(null, None), Kernels(KernelLibrary(null), np.float32)
     for case in cases:
@@ -181,7 +181,7 @@ def compiled(driver: Driver, cases: Sequence[Case]) -> KernelLibrary:
 
 
 def table(case: Case, result: Result) -> str:
-    """One case: a row for each cut, the fastest first, wrong ones last."""
+    """Tabulate one case: a row for each cut, the fastest first, wrong ones last."""
     rows = [
         [cut, times.median, times.spread, cut.predicted, result.words(cut)] for times, cut in result.timed
     ]
@@ -196,7 +196,7 @@ def table(case: Case, result: Result) -> str:
 
 
 def summary(results: Mapping[Case, Result]) -> str:
-    """A line for each case: the chosen cut against the fastest one."""
+    """Tabulate a line for each case: the chosen cut against the fastest one."""
     rows: list[list[object]] = []
     for case, result in results.items():
         if not result.timed:

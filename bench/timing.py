@@ -39,7 +39,7 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """From the seconds of each repetition."""
+        """Make it from the seconds of each repetition."""
         return cls(*(1e6 * pick(seconds) for pick in (statistics.median, min, max)))
 
     @property
@@ -49,9 +49,9 @@ class Times:
 
 
 def repetition(clock: StreamClock, work: Work) -> Callable[[], float]:
-    """A function that takes one repetition: seconds of one piece of this work.
+    """Make a function that takes one repetition: seconds of one piece of this work.
 
-    Work that is SLOW has run once here, and that time is what the function gives.
+    SLOW work runs once here, and the function returns that time.
     """
     once = clock.seconds(work)
     if once > SLOW:
@@ -63,7 +63,7 @@ def repetition(clock: StreamClock, work: Work) -> Callable[[], float]:
 
 
 def launches(seconds: float) -> int:
-    """How many launches of so many seconds make a repetition."""
+    """Return how many launches of so many seconds make a repetition."""
     return max(1, min(200, math.ceil(SPAN / max(seconds, 1e-9))))
 
 

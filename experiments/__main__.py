@@ -52,7 +52,7 @@ def study_of(name: str) -> Study:
 
 
 def measure(name: str, study: Study, setup: Setup, results: Results) -> None:
-    """All points that are not there yet; what is there is kept, whatever happens.
+    """Measure all points that are not there yet; keep what is there, whatever happens.
 
     Prints how far it is: a progress bar on a terminal, lines elsewhere.
     """
@@ -75,7 +75,7 @@ def measure(name: str, study: Study, setup: Setup, results: Results) -> None:
 
 
 def part_of(name: str, study: Study, folder: Path) -> Part:
-    """The study's section, drawn from what was measured; where nothing was it only says so."""
+    """Draw the study's section from its measurements; without any, the section only says so."""
     from experiments.page import Part
     from experiments.results import Results
 

@@ -83,7 +83,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """A row an epoch; a loss that is not finite ends it with one of infinite loss."""
+    """Return a row an epoch; if the training diverges, return one row of infinite loss."""
     from nn.app.options import Options
     from nn.train.training import Diverged
     from train import train
@@ -127,12 +127,12 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def _last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each run the row of its last epoch."""
+    """Return the row of each run's last epoch."""
     return rows.sort_values("epoch").groupby(["lr", "hidden", "batch"], as_index=False).last()
 
 
 def _precisions(last: pd.DataFrame, column: str, label: str, setup: Setup, name: str) -> str:
-    """A map of the validation precision over the learning rate and a column; its file."""
+    """Draw a map of the validation precision over the learning rate and a column; return its file."""
     figure, axes = figures.canvas()
     table = last.pivot(index=column, columns="lr", values="validation_precision")
     table = table.rename_axis(index=label, columns="learning rate")

@@ -70,8 +70,8 @@ EXTENTS = {
 
 
 def points(setup: Setup) -> list[Point]:
-    """Those of one rank first: it has all cores for the references, and the others find them. In the small
-    size it has one: threads of BLAS that wait for each other on busy cores take many times as long."""
+    """List points of one rank first: it has all cores for the references, which the others find. In the small
+    size it has one BLAS thread: threads that wait for each other on busy cores take many times as long."""
     extent = EXTENTS[setup.size]
     base = {**BASE, "device": setup.device, "epochs": extent.epochs}
     common = {"threads": 1 if setup.is_small else None}
@@ -94,7 +94,7 @@ def points(setup: Setup) -> list[Point]:
 
 
 def _emulates(setup: Setup) -> bool:
-    """Whether kernels are emulated, for want of a GPU."""
+    """Return whether kernels are emulated, for want of a GPU."""
     return setup.emulates and not setup.gpus
 
 
@@ -110,7 +110,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """A row for each epoch after which weights are compared: those of a run that ends there, as what a run
+    """Return a row for each epoch after which weights are compared. A run of its own ends there: what a run
     does in an epoch does not depend on how many follow."""
     from train import train
 
@@ -128,7 +128,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
 
 
 def _compared(point: Point) -> list[int]:
-    """The epochs after which weights are compared."""
+    """List the epochs after which weights are compared."""
     last = point["epochs"]
     follows = point["varied"] in ("rate", "graded")
     return [*(epoch for epoch in COMPARED if follows and epoch < last), last]
@@ -148,7 +148,7 @@ def _options(point: Point, weights: Path) -> Options:
 
 
 def _reference_file(point: Point, epoch: int, weights: Path) -> Path:
-    """The reference's weights after an epoch."""
+    """Name the reference's weights file after an epoch."""
     setting = "-".join(f"{name}-{point[name]}" for name in SETTING)
     return weights / f"reference-{setting}-epoch-{epoch}.npz"
 
@@ -194,7 +194,7 @@ def _start(network: Network, start: str, seed: int) -> dict[str, np.ndarray]:
 
 
 def _row(options: Options, epoch: int, reference: Path) -> Row:
-    """What was trained beside the reference."""
+    """Compare the trained weights with the reference."""
     assert options.save is not None
     (weights, metadata), (truth, told) = _read(options.save), _read(reference)
     return {
@@ -208,14 +208,14 @@ def _row(options: Options, epoch: int, reference: Path) -> Row:
 
 
 def _read(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The parameters that a file holds, and its metadata."""
+    """Read the parameters that a file holds, and its metadata."""
     with np.load(file) as content:
         arrays = {name: content[name] for name in content.files}
     return arrays, json.loads(str(arrays.pop("run")))
 
 
 def differences(weights: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray]) -> Row:
-    """The relative max norm of the worst parameter, and the relative l2 of all together."""
+    """Return the relative max norm of the worst parameter, and the relative l2 norm of all together."""
     from nn.train.check import difference
 
     together = [np.concatenate([arrays[name].ravel() for name in truth]) for arrays in (weights, truth)]

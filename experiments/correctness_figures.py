@@ -32,7 +32,7 @@ GRADED_COLUMNS = {
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
-    """Of each part what there are rows of."""
+    """Make the section; show each part that has rows."""
     result = Section()
     swept = rows[rows.varied.isin(("rate", "hidden", "ranks"))]
     for part, show in (
@@ -49,7 +49,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def _last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each run the row of its last epoch."""
+    """Return the row of each run's last epoch."""
     return rows[rows.epoch == rows.epochs]
 
 
@@ -67,29 +67,29 @@ def _largest(values: pd.Series) -> str:
 
 
 def _by_dtype(rows: pd.DataFrame, said: Callable[[pd.Series], str]) -> list[str]:
-    """What is said of the differences in each dtype."""
+    """Put the differences in each dtype into words."""
     return [f"{said(runs.max_norm)} in {dtype}" for dtype, runs in rows.groupby("dtype")]
 
 
 def _times(factor: float) -> str:
-    """A factor with two digits that count."""
+    """Write a factor with two significant digits."""
     return f"{float(f'{factor:.2g}'):,g} times"
 
 
 def _apart(rows: pd.DataFrame) -> pd.Series:
-    """By how much precision differs."""
+    """Return by how much precision differs."""
     return (rows.precision - rows.reference_precision).abs()
 
 
 def _curves(axes: Axes, runs: pd.DataFrame, label: str, number: int) -> None:
-    """The difference of both dtypes over the steps, in one colour, named once."""
+    """Draw the difference of both dtypes over the steps, in one colour, named once."""
     for dtype, run in runs.sort_values("steps").groupby("dtype"):
         axes.plot(run.steps, run.max_norm, label=label, **_style(number, dtype))
         label = "_"  # names no second one
 
 
 def _style(number: int, dtype: str) -> dict[str, Any]:
-    """Of the curve of that number: solid for float32, dashed and open for float64."""
+    """Return the style of that curve: solid for float32, dashed and open for float64."""
     style: dict[str, Any] = figures.style(number)
     return {**style, "linestyle": "--", "markerfacecolor": "white"} if dtype == "float64" else style
 
@@ -106,7 +106,7 @@ def _tolerance_lines(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """The difference over the steps, for each learning rate."""
+    """Show the difference over the steps, for each learning rate."""
     figure, axes = figures.canvas()
     for number, (rate, runs) in enumerate(rows.groupby("lr")):
         _curves(axes, runs, f"{rate:g}", number)
@@ -123,7 +123,7 @@ def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _levels(rows: pd.DataFrame) -> list[str]:
-    """How far both dtypes are at the end, at the usual learning rate."""
+    """Say how large both dtypes' difference is at the end, at the usual learning rate."""
     ends = _last(rows[rows.lr == BASE["lr"]]).set_index("dtype")
     if set(ends.index) != set(DTYPES):
         return []
@@ -136,7 +136,7 @@ def _levels(rows: pd.DataFrame) -> list[str]:
 
 
 def _factors(rows: pd.DataFrame) -> list[str]:
-    """How fast the difference in float64 grows at the largest rate, beside the usual one."""
+    """Say how fast the difference in float64 grows at the largest rate, beside the usual one."""
     doubles, words = rows[rows.dtype == "float64"].sort_values("steps"), []
     for rate in sorted({BASE["lr"], rows.lr.max()}):
         run = doubles[doubles.lr == rate]
@@ -148,8 +148,8 @@ def _factors(rows: pd.DataFrame) -> list[str]:
 
 
 def growth(steps: Sequence[float], differences: Sequence[float]) -> tuple[float, float, float] | None:
-    """The first and the last step at which there is a difference that is not saturated, and by which factor
-    it grows between them; None where there are no two."""
+    """Return the first and the last step with a difference that is neither zero nor saturated, and by which
+    factor it grows between them; None if there are no two such steps."""
     kept = [(at, size) for at, size in zip(steps, differences, strict=True) if 0 < size < SATURATED]
     if len(kept) < 2:
         return None
@@ -158,7 +158,7 @@ def growth(steps: Sequence[float], differences: Sequence[float]) -> tuple[float,
 
 
 def _saturated(rows: pd.DataFrame) -> list[str]:
-    """When float32 weights have little left in common with the reference's, at the largest rate."""
+    """Say when float32 weights have little left in common with the reference's, at the largest rate."""
     largest = rows.lr.max()
     apart = rows[(rows.dtype == "float32") & (rows.lr == largest) & (rows.max_norm >= SATURATED)]
     if not len(apart):
@@ -182,7 +182,7 @@ def _tolerances(ends: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _precision(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """Whether it agrees where weights do not."""
+    """Show whether precision agrees if weights do not."""
     apart = _apart(rows)
     figure, axes = figures.canvas()
     for number, (dtype, mine) in enumerate(rows.groupby("dtype")):
@@ -199,7 +199,7 @@ def _precision(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _agreement(rows: pd.DataFrame) -> list[str]:
-    """How far precision is apart, where weights are near and where they are far."""
+    """Say how far precision is apart, where weights are near and where they are far."""
     apart, found = _apart(rows), []
     within, far = rows.max_norm <= rows.tolerance, rows.max_norm >= SATURATED
     if within.any():
@@ -218,7 +218,7 @@ def _agreement(rows: pd.DataFrame) -> list[str]:
 
 
 def _ends(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """The difference at the end over learning rate, hidden size and ranks."""
+    """Show the difference at the end over learning rate, hidden size and ranks."""
     usual, alone = rows.hidden == BASE["hidden"], rows.ranks == 1
     rates, hidden = rows[usual & alone], rows[(rows.lr == BASE["lr"]) & alone]
     ranks = rows[usual & rows.lr.isin((BASE["lr"], CHAOTIC))]
@@ -272,7 +272,7 @@ def _over_ranks(rows: pd.DataFrame) -> list[str]:
 
 
 def _graded(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """The course's graded runs: the difference over the steps, and a table of where they end."""
+    """Show the course's graded runs: the difference over the steps, and a table of where they end."""
     ends = _last(rows)
     what = (
         f"raw pixels, 784-{GRADED['hidden']}-10, batch {GRADED['batch']}, {rows.samples.iloc[0]:,} samples "
@@ -292,7 +292,7 @@ def _graded(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _draw_graded(rows: pd.DataFrame, setup: Setup) -> str:
-    """The difference over the steps, for each run; the file."""
+    """Draw the difference over the steps, for each run; return the file."""
     figure, axes = figures.canvas()
     for number, ((rate, epochs), runs) in enumerate(rows.groupby(["lr", "epochs"])):
         _curves(axes, runs, f"{rate:g}, {amount(epochs, 'epoch')}", number)

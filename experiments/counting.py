@@ -60,7 +60,7 @@ TIMEOUT = 120
 
 
 def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
-    """A run with one hidden layer and so many steps an epoch; rows in the set's order, no validation."""
+    """Return options: one hidden layer, so many steps an epoch, rows in the set's order, no validation."""
     from nn.app.options import Options
 
     return Options(
@@ -106,7 +106,7 @@ class Multiplied(NamedTuple):
 
 
 def products(listed: ListedStep) -> list[Multiplied]:
-    """Those of a list that is not fused, in order; one for each panel."""
+    """List the products of a list that is not fused, in order; one for each panel."""
     from nn.launch.gemm.product import Product
     from nn.program.operations import Operation
 
@@ -201,9 +201,9 @@ def _counting(counted: Counter[Any]) -> Iterator[None]:
 
 
 def count(point: Point, job: Job) -> Counter[Any]:
-    """What this rank does in a step. Collective.
+    """Count what this rank does in a step. Collective.
 
-    What is done once, and the test at the end, are in both runs alike. An epoch is one step: what is set up
+    Both runs have the same work done once, and the same test at the end. An epoch is one step: setup
     depends on its length.
     """
     from train import train
@@ -235,7 +235,7 @@ def compared(listed: ListedStep, counted: Mapping[Any, float], point: Point, ran
 
 
 def _products_compared(listed: ListedStep, counted: Mapping[Any, float]) -> list[Row]:
-    """A row for each product, its panels together, and one for what nobody has listed."""
+    """Make a row for each product, its panels together, and one for work that nobody has listed."""
     all_products, rows = products(listed), []
     for name in dict.fromkeys(product.name for product in all_products):
         mine = [product for product in all_products if product.name == name]
@@ -258,7 +258,7 @@ def measure_counts(point: Point, job: Job) -> list[Row]:
 
 
 def measure_counters(point: Point, job: Job) -> list[Row]:
-    """Of each product of the first step: what the hardware counts when `gemm_tiled` does it."""
+    """Compare each product of the first step with what the hardware counts when `gemm_tiled` does it."""
     words = ["--hidden", point["hidden"], "--batch", point["batch"], "--samples", point["batch"]]
     words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--momentum", 0, "--device", "cuda"]
     words += ["--gemm", "tiled", "--no-graph"]
@@ -268,7 +268,10 @@ def measure_counters(point: Point, job: Job) -> list[Row]:
 
 
 def _counted_by_ncu(words: Sequence[str]) -> str:
-    """What Nsight Compute prints of such a run of `train.py`; UserError, with its words, where it fails."""
+    """Run `train.py` with these words under Nsight Compute; return its output.
+
+    Raises UserError, with its words, if it fails.
+    """
     command = ["ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(METRICS)]
     command += ["-k", "gemm_tiled", sys.executable, "train.py", *words]
     try:
@@ -294,9 +297,9 @@ class Launch(NamedTuple):
 
 
 def read_counters(text: str) -> list[Launch]:
-    """The launches in Nsight Compute's CSV, in order; what the program printed is left out.
+    """List the launches in Nsight Compute's CSV, in order; leave out what the program printed.
 
-    A line is a counter of a launch: ID, process, its name, host, kernel, context, stream, block, grid,
+    Each line is a counter of a launch: ID, process, its name, host, kernel, context, stream, block, grid,
     device, compute capability, section, counter, unit, value.
     """
     found: dict[int, Launch] = {}
@@ -310,7 +313,7 @@ def read_counters(text: str) -> list[Launch]:
 
 
 def _scale(unit: str) -> float:
-    """Of a unit in inst, bytes or seconds."""
+    """Return a unit's size in inst, bytes or seconds."""
     if unit in ("inst", "byte", "s", "sec", "second"):
         return 1.0
     return _PREFIXES.get(unit[:1], 1.0)

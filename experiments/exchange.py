@@ -47,7 +47,7 @@ _open: dict[str, Driver] = {}
 
 
 def points(setup: Setup) -> list[Point]:
-    """All ways and sizes among all GPUs, fewer sizes among two of several; else among ranks on the CPU."""
+    """List all ways and sizes among all GPUs, fewer sizes among two of several; else among CPU ranks."""
     if setup.gpus > 1:
         return [
             {"device": "cuda", "ranks": ranks, "way": way, "bytes": nbytes}
@@ -80,7 +80,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """The times of the slowest rank."""
+    """Return the times of the slowest rank."""
     from bench.overlap import slowest
     from pyrt.exchange import Bucket
 
@@ -149,7 +149,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def size_name(nbytes: int) -> str:
-    """As people say it: powers of two in kB and MB, others in millions of bytes."""
+    """Name a size as people say it: powers of two in kB and MB, others in millions of bytes."""
     if nbytes % 1024:
         return f"{nbytes / 1e6:.2f} MB"
     return f"{nbytes >> 20} MB" if nbytes >> 20 else f"{nbytes >> 10} kB"
@@ -187,7 +187,7 @@ def _segment(names: Sequence[str]) -> str:
 
 
 def _ours(times: pd.DataFrame, where: str, result: Section) -> None:
-    """The fastest and the slowest of all ways."""
+    """Report the fastest and the slowest of all ways."""
     ours = times.drop(columns=NCCL, errors="ignore").dropna(how="all")
     for nbytes, what in ((NETWORK, ", all gradients of 784-512-10"), (LARGE, "")):
         if nbytes in ours.index and ours.shape[1] > 1:
@@ -201,7 +201,7 @@ def _ours(times: pd.DataFrame, where: str, result: Section) -> None:
 
 
 def _more_ranks(rows: pd.DataFrame, few: int, result: Section) -> None:
-    """What more ranks cost at the network's size."""
+    """Report what more ranks cost at the network's size."""
     most = rows.ranks.max()
     here = rows[(rows.bytes == NETWORK) & rows.way.isin(["host", "peer", NCCL])]
     both = here.pivot(index="way", columns="ranks", values="us").reindex(columns=[few, most]).dropna()
@@ -244,7 +244,7 @@ def _of_nccl(table: pd.DataFrame) -> str:
 
 
 def _curves(axes: Axes, values: pd.DataFrame) -> None:
-    """One for each way over the bytes, its look the same in all figures."""
+    """Draw a curve for each way over the bytes, its look the same in all figures."""
     order = (*bench.WAYS, NCCL)
     for way in values:
         curve = values[way].dropna()

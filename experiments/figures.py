@@ -23,7 +23,7 @@ SIZE = 7.0, 4.6
 
 
 def canvas(rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Canvas, Any]:
-    """A figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
+    """Make a figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display
@@ -61,12 +61,12 @@ def style(number: int) -> dict[str, str]:
 
 
 def dots(number: int) -> dict[str, str]:
-    """As the curve of that number, with no line between its points."""
+    """Return the style of that curve, with no line between its points."""
     return {**style(number), "linestyle": ""}
 
 
 def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:
-    """These values, as they are or under these names, on a logarithmic axis."""
+    """Set ticks at these values, as they are or under these names, on a logarithmic axis."""
     from matplotlib.ticker import NullFormatter
 
     which = axes.xaxis if axis == "x" else axes.yaxis
@@ -90,7 +90,7 @@ def plain_log(axes: Axes, axis: str) -> None:
 
 
 def save(figure: Canvas, folder: Path, name: str) -> str:
-    """As a PNG in this folder; the file's name."""
+    """Save as a PNG in this folder; return the file's name."""
     from matplotlib import pyplot
 
     file = f"{name}.png"
@@ -100,7 +100,7 @@ def save(figure: Canvas, folder: Path, name: str) -> str:
 
 
 def heatmap(axes: Axes, values: pd.DataFrame, format: str, label: str, **settings: Any) -> None:
-    """A cell for each number of a pivot table, written into it; empty cells where there is none."""
+    """Draw a cell for each number of a pivot table, with the number in it; other cells stay empty."""
     image = axes.imshow(values.to_numpy(float), aspect="auto", cmap="cividis", origin="lower", **settings)
     axes.grid(False)
     axes.set_xticks(range(len(values.columns)), [f"{value:g}" for value in values.columns])

@@ -71,7 +71,7 @@ EMULATED_SIDE, EMULATED_DEPTHS = 64, (128, 512, 2048)
 
 
 def points(setup: Setup) -> list[Point]:
-    """A product each; on the emulated device its errors alone."""
+    """List a point per product; on the emulated device, of errors alone."""
     if setup.gpus:
         sides = SIDES_ON_GPU[setup.size]
         return [_point(product, "cuda") for product in (*map(_square, sides), *OF_NETWORK)]
@@ -96,7 +96,7 @@ def _point(product: Product, device: str) -> Point:
 
 
 def _product(point: Point) -> Product:
-    """The product that a point is of."""
+    """Return the product that a point is of."""
     if point["product"] == SQUARE:
         return _square(point["N"])
     if point["product"] == EMULATED:
@@ -109,7 +109,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """A row for each version; one that is wrong says so."""
+    """Return a row for each version; a wrong one says so."""
     take_one = {"cuda": _on_gpu, "cpu": _on_cpu, "emulated": _when_emulated}[point["device"]]
     return take_one(_product(point))
 
@@ -146,7 +146,7 @@ def _on_gpu(product: Product) -> list[Row]:
 
 
 def _not_there(gpu: Gpu) -> list[Row]:
-    """A row that says why for each version that this GPU does not run, and for cuBLAS without a way to it."""
+    """Return a row that says why for each version that this GPU does not run, and for a missing cuBLAS."""
     whys = {
         version: f"{version}: this GPU has no tensor cores for it"
         for version in GEMM_VERSIONS
@@ -198,7 +198,7 @@ def _multiply(product: Product, A: np.ndarray, B: np.ndarray, D: np.ndarray) -> 
 
 
 def _when_emulated(product: Product) -> list[Row]:
-    """The errors of all versions that the emulated device runs; its times mean nothing."""
+    """Return the errors of all versions that the emulated device runs; its times mean nothing."""
     from pyrt.driver.emulated import EmulatedDriver
     from pyrt.kernels import KernelLibrary
 
@@ -242,18 +242,18 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def _style(version: str) -> dict[str, str]:
-    """The same in all figures; NumPy's is cuBLAS's, which it stands for."""
+    """Return one style for all figures; NumPy has cuBLAS's, for which it stands."""
     as_cublas = dict(zip(NUMPY, (RIVAL, "cuBLAS tf32"), strict=True))
     return figures.style(ORDER.index(as_cublas.get(version, version)))
 
 
 def _unit(rows: pd.DataFrame) -> tuple[str, float]:
-    """Of speeds, and how many of it are a TFLOP/s."""
+    """Return a unit of speed, and how many make a TFLOP/s."""
     return ("TFLOP/s", 1.0) if rows.tflops.max() > 1 else ("GFLOP/s", 1e3)
 
 
 def _by_version(rows: pd.DataFrame, index: str, values: str) -> pd.DataFrame:
-    """A column for each version, in the order of the ladder."""
+    """Make a column for each version, in the order of the ladder."""
     table = rows.pivot(index=index, columns="version", values=values)
     return table[[version for version in ORDER if version in table]]
 
@@ -283,7 +283,7 @@ def _squares(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _passing(speeds: pd.DataFrame, result: Section) -> None:
-    """Where ours is faster than cuBLAS in float32."""
+    """Report where ours is faster than cuBLAS in float32."""
     factors = speeds.div(speeds[RIVAL], axis=0)
     passing = []
     for version in [version for version in GEMM_VERSIONS if version in factors]:
@@ -326,7 +326,7 @@ def _network(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _name(row: Row) -> str:
-    """Of a product, in two lines."""
+    """Name a product, in two lines."""
     return f"{row['product'].partition(' = ')[0]}\n{row['M']} x {row['N']} x {row['K']}"
 
 

@@ -36,7 +36,7 @@ def measured(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Take
 
 
 def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
-    """The points that one job takes: all of them, or those up to the one that ends it."""
+    """Take points in one job: all of them, or up to the point that ends the job."""
     with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
         asked = Path(scratch) / "points.json"
         asked.write_text(json.dumps(points))
@@ -56,7 +56,7 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def train(
     ranks: int, words: Sequence[str], setup: Setup, variables: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What `train.py` writes with --json; a dict with FAILED alone where it does not end well.
+    """Run `train.py` and return its --json report; a dict with FAILED alone if it does not end well.
 
     ``variables`` are for its environment.
     """
@@ -82,7 +82,7 @@ def _blas(threads: int | None) -> dict[str, str]:
 def _started(
     ranks: int, words: Sequence[str], variables: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A job in the project's folder; it is ended where this process does not wait for its end."""
+    """Start a job in the project's folder; end it if this process does not wait for its end."""
     launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
@@ -108,12 +108,12 @@ def _started(
 
 
 def _last_line(log: Path) -> str:
-    """What a job said last, the error of ours if there is one."""
+    """Find what a job said last: the last error of ours, if there is one."""
     lines = [line.strip() for line in log.read_text().splitlines()[-40:] if line.strip()]
     ours = [line for line in lines if ": error: " in line]
     return (ours or lines or ["it said nothing"])[-1]
 
 
 def failed_rows(report: dict[str, Any]) -> list[Row]:
-    """The row of a run of train.py that did not end well; none where it did."""
+    """Return the row of a run of train.py that did not end well; none if it did."""
     return [{FAILED: report[FAILED]}] if FAILED in report else []

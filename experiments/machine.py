@@ -19,7 +19,7 @@ PACKAGES = ("numpy", "mpi4py", "pycuda", "cuda-bindings", "torch", "jax")
 
 
 def gpus() -> int:
-    """How many this process may use."""
+    """Count the GPUs this process may use."""
     return len(usable_gpus()[0])
 
 
@@ -28,7 +28,7 @@ def cores() -> int:
 
 
 def emulates() -> bool:
-    """Whether there is a C++ compiler for the emulated device."""
+    """Return whether there is a C++ compiler for the emulated device."""
     try:
         compiler()
     except UserError:
@@ -37,7 +37,7 @@ def emulates() -> bool:
 
 
 def about() -> dict[str, str]:
-    """All that numbers depend on, in words: cards, links, MPI, versions, revision."""
+    """Describe all that numbers depend on: cards, links, MPI, versions, revision."""
     mpi = _output(sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())")
     found = {
         "GPUs": _cards() if gpus() else f"none is used: {usable_gpus()[1]}",
@@ -59,7 +59,7 @@ def _cards() -> str:
 
 
 def _links() -> str:
-    """How the first GPU reaches the others, as nvidia-smi calls it: NV18 are 18 NVLinks."""
+    """Say how the first GPU reaches the others, as nvidia-smi calls it: NV18 are 18 NVLinks."""
     for line in _output("nvidia-smi", "topo", "-m").splitlines():
         words = re.sub(r"\x1b\[\d*m", "", line).split()
         if words and words[0] == "GPU0" and "X" in words:
@@ -76,7 +76,7 @@ def _cpu() -> str:
 
 
 def _output(*command: str) -> str:
-    """Of a command in the project's folder; empty where it fails or is not there."""
+    """Return the output of a command in the project's folder; empty if it fails or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

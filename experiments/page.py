@@ -32,7 +32,7 @@ class Part:
 
 
 def write(path: Path, parts: Sequence[Part]) -> None:
-    """The page. What all studies were measured on is said once, at its top."""
+    """Write the page. State once, at its top, what all studies were measured on."""
     machines = [part.machine for part in parts if part.machine]
     common = {
         name: text
@@ -52,7 +52,7 @@ def write(path: Path, parts: Sequence[Part]) -> None:
 
 
 def write_markdown(part: Part) -> None:
-    """The section beside its figures, for those who read files."""
+    """Write the section beside its figures, for people who read files."""
     section = part.section
     lines = [f"# {part.title}", part.question, *(f"- {finding}" for finding in section.findings)]
     lines += [f"- missing: {reason}" for reason in part.missing]
@@ -66,7 +66,7 @@ def write_markdown(part: Part) -> None:
 
 
 def cell(value: Any) -> str:
-    """A number with three digits that count, words as they are, nothing for what is not there."""
+    """Write floats with 3 significant digits, or whole from 1000 on; words as they are; None as nothing."""
     if value is None or (isinstance(value, float) and pd.isna(value)):
         return ""
     if isinstance(value, float):
@@ -75,6 +75,6 @@ def cell(value: Any) -> str:
 
 
 def _image(part: Part, file: str) -> str:
-    """A PNG as a data URI."""
+    """Give a PNG as a data URI."""
     content = base64.b64encode((part.folder / file).read_bytes()).decode()
     return f"data:image/png;base64,{content}"

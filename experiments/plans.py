@@ -112,7 +112,7 @@ def missing(setup: Setup) -> list[str]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """A row a plan; of a map a row for each plan of each cell."""
+    """Return a row a plan; for a map, a row for each plan of each cell."""
     return {MAP: _map, TIMED: _timed, COUNTED: _counted}[point["kind"]](point, job)
 
 
@@ -128,7 +128,7 @@ def _rates_of(name: str) -> Rates:
 
 
 def family_of(plan: Plan) -> str:
-    """Whether it cuts samples alone, all weights over all ranks, or both."""
+    """Tell whether it cuts samples alone, all weights over all ranks, or both."""
     from nn.parallel.plan import SAMPLES
 
     if plan.is_data:
@@ -137,7 +137,7 @@ def family_of(plan: Plan) -> str:
 
 
 def described(plan: Plan) -> str:
-    """In few words: ``mixed, 2 x 2: rows, columns, columns``."""
+    """Describe in few words: ``mixed, 2 x 2: rows, columns, columns``."""
     if plan.is_data:
         return DATA
     return f"{family_of(plan)}, {plan.groups} x {plan.shards}: {', '.join(plan.splits)}"
@@ -168,7 +168,7 @@ def _map(point: Point, job: Job) -> list[Row]:
 
 
 def _cell(hidden: int, batch: int, ranks: int, rates: Rates) -> Iterator[Row]:
-    """All plans that fit a rank's memory; none where none does."""
+    """Yield all plans that fit a rank's memory; none if none fits."""
     search = bench.search_of(_case(hidden, batch), ranks, rates)
     common = {"card": rates.device.name, "hidden": hidden, "batch": batch}
     try:
@@ -184,8 +184,8 @@ def _cell(hidden: int, batch: int, ranks: int, rates: Rates) -> Iterator[Row]:
 
 
 def steps_of(seconds: float) -> int:
-    """Of an epoch whose steps should take so long. A run on a device looks at the clock each `READ_EVERY`
-    steps: a multiple of that."""
+    """Return how many steps of ``seconds`` seconds an epoch has: a multiple of `READ_EVERY`, the steps after
+    which a run on a device looks at the clock."""
     from nn.train.training import READ_EVERY
 
     steps = min(max(SPAN / seconds, LEAST), MOST)
@@ -207,7 +207,7 @@ def _timed(point: Point, job: Job) -> list[Row]:
 
 
 def _plans_counted(ranks: int) -> list[Plan]:
-    """Of three layers: one of each sort."""
+    """List plans of three layers: one of each sort."""
     from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, Plan
 
     return [
@@ -220,7 +220,7 @@ def _plans_counted(ranks: int) -> list[Plan]:
 
 
 def _counted(point: Point, job: Job) -> list[Row]:
-    """One step of a run through host memory on the CPU, and what the formulas say of it."""
+    """Count one step of a run through host memory on the CPU, beside what the formulas say of it."""
     from pyrt.driver.null import DeviceProperties
 
     case, rows = _case(point["hidden"], point["batch"]), []
@@ -242,7 +242,7 @@ def _counted(point: Point, job: Job) -> list[Row]:
 
 
 def _counted_options(case: bench.Case, data: Path) -> Options:
-    """Of a run of one step."""
+    """Return options of one step."""
     from nn.app.options import Options
 
     return Options(
@@ -259,7 +259,7 @@ def _counted_options(case: bench.Case, data: Path) -> Options:
 
 
 def _save_images(case: bench.Case, data: Path) -> None:
-    """A batch of random ones, and no test set: its scores would be counted."""
+    """Save a batch of random images, and no test set: its scores would be counted."""
     images = np.random.default_rng(0).integers(0, 256, (case.batch, 1, bench.INPUTS), np.uint8)
     np.savez(data, x_train=images, y_train=np.arange(case.batch) % bench.CLASSES)
 

@@ -20,7 +20,7 @@ CELL = ["hidden", "batch"]
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
-    """Of each kind what there are rows of."""
+    """Make the section; show each kind that has rows."""
     result = Section()
     rows = rows.astype(dict.fromkeys(("planned", *CELL), int))  # floats where a failed point has none
     maps, timed, counted = (rows[rows.kind == kind] for kind in (MAP, TIMED, COUNTED))
@@ -37,13 +37,13 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def _timed_on(mapped: pd.DataFrame, timed: pd.DataFrame) -> pd.DataFrame:
-    """Those of the map's machine."""
+    """Keep rows of the map's machine."""
     return timed[timed.rates == mapped.rates.iloc[0]]
 
 
 def best_of(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Of each cell the plan that takes least by this column, with ``gain``: how many times as fast as data it
-    is, empty where data does not fit."""
+    """Return each cell's plan that takes least by this column, with ``gain``: how many times as fast as data
+    it is, empty where data does not fit."""
     plans = rows[rows.family != FORK_AND_JOIN]
     best = plans.loc[plans.groupby(CELL)[column].idxmin()].set_index(CELL)
     data = plans[plans.family == DATA].set_index(CELL)[column]
@@ -51,7 +51,7 @@ def best_of(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def borders(best: pd.DataFrame) -> str:
-    """For which batches another plan than data is best, by width: up to the largest that there is."""
+    """Say up to which batch, the largest here at most, another plan than data is best, by width."""
     others = best[best.family != DATA].groupby("hidden").batch.max()
     of_border: dict[int, list[int]] = {}
     for hidden in sorted(best.hidden.unique()):
@@ -64,7 +64,7 @@ def borders(best: pd.DataFrame) -> str:
 
 
 def judged(timed: pd.DataFrame) -> pd.DataFrame:
-    """Of each measured cell the plan predicted best and the fastest, and by what part it takes more."""
+    """Return each measured cell's plan predicted best, the fastest, and by what part the first is slower."""
     predicted = best_of(timed, "predicted_us").set_index(CELL)
     fastest = best_of(timed, "measured_us").set_index(CELL)
     return predicted.assign(
@@ -82,7 +82,7 @@ def relative(rows: pd.DataFrame, family: str, column: str) -> pd.Series:
 
 
 def _ranks(rows: pd.DataFrame) -> str:
-    """How many of what."""
+    """Name ranks and card."""
     first = rows.iloc[0]
     if first.rates == HERE and first.device == "cpu":
         return f"{first.planned} ranks of this CPU"
@@ -90,7 +90,7 @@ def _ranks(rows: pd.DataFrame) -> str:
 
 
 def _machine(rows: pd.DataFrame) -> str:
-    """The ranks, and where their rates are from."""
+    """Name the ranks, and the source of their rates."""
     name = rows.rates.iloc[0]
     source = "rates measured here" if name == HERE else f"rates of nn/autotune/machines/{name}.json"
     return f"{_ranks(rows)} ({source})"
@@ -112,7 +112,7 @@ def _plain_logarithms(axes: Axes, x: list[Any], room: float = 1.0) -> None:
 
 
 def _map(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """The best plan of each cell by the cost model; ``timed`` are steps on the same machine."""
+    """Show the best plan of each cell by the cost model; ``timed`` are steps on the same machine."""
     best, machine = best_of(rows, "predicted_us"), _machine(rows)
     counts = best.family.value_counts()
     wins = ", ".join(f"{family} in {counts.get(family, 0)}" for family in FAMILIES)
@@ -152,7 +152,7 @@ def _most_gained(rows: pd.DataFrame, best: pd.DataFrame) -> str:
 
 
 def _sides(best: pd.DataFrame) -> tuple[list[int], list[int]]:
-    """The widths and the batches of a map, in the order in which they are drawn."""
+    """List the widths and the batches of a map, in the order in which they are drawn."""
     return sorted(best.hidden.unique()), sorted(best.batch.unique())
 
 
@@ -186,7 +186,7 @@ def _cell_text(row: Any) -> str:
 
 
 def _draw_diagonal(axes: Axes, hidden: list[int], batches: list[int]) -> None:
-    """Where the batch has as many samples as a layer has units; both go up by a factor."""
+    """Draw where the batch has as many samples as a layer has units; both go up by a factor."""
     if len(hidden) < 2 or len(batches) < 2:
         return
     limits = axes.axis()
@@ -197,7 +197,7 @@ def _draw_diagonal(axes: Axes, hidden: list[int], batches: list[int]) -> None:
 
 
 def _frame(axes: Axes, best: pd.DataFrame, timed: pd.DataFrame) -> None:
-    """The cells that were measured."""
+    """Frame the cells that were measured."""
     from matplotlib.patches import Rectangle
 
     hidden, batches = _sides(best)
@@ -224,7 +224,7 @@ def _crossover(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Se
 
 
 def _fork_and_join(rows: pd.DataFrame, best: pd.DataFrame) -> list[str]:
-    """What the course's way would take, where it fits."""
+    """Say what the course's way would take, where it fits."""
     forked = rows[rows.family == FORK_AND_JOIN].merge(best, on=CELL)
     if not len(forked):
         return []
@@ -236,8 +236,8 @@ def _fork_and_join(rows: pd.DataFrame, best: pd.DataFrame) -> list[str]:
 
 
 def _most_changing(best: pd.DataFrame, timed: pd.DataFrame) -> int:
-    """The width at which the best plan changes most over the batch; of those that were measured, if any
-    were."""
+    """Return the width at which the best plan changes most over the batch; of measured widths, if there are
+    any."""
     measured = best[best.hidden.isin(timed.hidden)]
     changes = (measured if len(measured) else best).groupby("hidden").family.nunique()
     return int(changes[changes == changes.max()].index[-1])
@@ -273,7 +273,7 @@ def _times(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _accuracy(rows: pd.DataFrame, cases: pd.DataFrame) -> str:
-    """How often the plan predicted best is so, and how far predicted times are off."""
+    """Say how often the plan predicted best is the fastest, and how far predicted times are off."""
     ratio, exact, close = rows.predicted_us / rows.measured_us, cases.more == 0, cases.more <= CLOSE
     return (
         f"Measured on {_machine(rows)}: the plan predicted best is the fastest in {exact.sum()} of "
@@ -284,7 +284,7 @@ def _accuracy(rows: pd.DataFrame, cases: pd.DataFrame) -> str:
 
 
 def _most_measured(cases: pd.DataFrame) -> list[str]:
-    """Where the fastest plan gained most over data."""
+    """Say where the fastest plan gained most over data."""
     if not cases.fastest_gain.notna().any():
         return []
     most = cases.loc[cases.fastest_gain.idxmax()]
@@ -295,7 +295,7 @@ def _most_measured(cases: pd.DataFrame) -> list[str]:
 
 
 def _draw_times(axes: Axes, rows: pd.DataFrame) -> None:
-    """A point for each plan, and the line on which it should lie."""
+    """Draw a point for each plan, and the line on which it should lie."""
     for number, family in enumerate(FAMILIES):
         mine = rows[rows.family == family]
         if len(mine):
@@ -333,7 +333,7 @@ def _table(rows: pd.DataFrame, cases: pd.DataFrame) -> Table:
 
 
 def _bytes(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """What a rank sends, counted and by the formulas."""
+    """Show what a rank sends, counted and by the formulas."""
     ranks, hidden = rows.planned.iloc[0], rows.hidden.iloc[0]
     same = ((rows.counted == rows.sent) & (rows.counted_messages == rows.messages)).sum()
     result.findings.append(
@@ -364,7 +364,7 @@ def _leanest(rows: pd.DataFrame) -> list[str]:
 
 
 def _draw_bytes(axes: Axes, rows: pd.DataFrame) -> None:
-    """A line and points for each plan, over the batch."""
+    """Draw a line and points for each plan, over the batch."""
     for number, (plan, mine) in enumerate(rows.groupby("plan", sort=False)):
         dots, ordered = figures.dots(number), mine.sort_values("batch")
         axes.plot(ordered.batch, ordered.sent * 1e-6, color=dots["color"])

@@ -89,7 +89,7 @@ the rest contain others, whose device times they include."""
 
 
 def ladder(setup: Setup) -> list[Rung]:
-    """The rungs that there are here: with one GPU those alone that are more than another exchange."""
+    """List the rungs here; with one GPU, leave out rungs that only change the exchange."""
     if not setup.gpus:
         return list(ON_CPU)
     if setup.gpus > 1:
@@ -98,7 +98,7 @@ def ladder(setup: Setup) -> list[Rung]:
 
 
 def points(setup: Setup) -> list[Point]:
-    """The rungs first: they leave their kernels in the cache for the starts."""
+    """List the rungs first: they leave their kernels in the cache for the starts."""
     ranks, rungs = setup.gpus or setup.ranks[-1], ladder(setup)
     starts = (
         [(EMPTY, ranks), (CACHED, ranks)]
@@ -133,7 +133,7 @@ def _start_words(rung: Rung, ranks: int, setup: Setup) -> str:
 
 
 def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
-    """A job a point: what a user would see."""
+    """Run a job a point, as a user would."""
     for point in points:
         report = _run(point, setup)
         failed = jobs.failed_rows(report)
@@ -149,7 +149,7 @@ def _run(point: Point, setup: Setup) -> dict[str, Any]:
 
 
 def step_rows(report: dict[str, Any]) -> list[Row]:
-    """The phases of a step, and its wall time."""
+    """List the phases of a step, and its wall time."""
     phases = {phase["name"]: phase for phase in report["phases"]}
     if _is_resident(report):
         del phases[IMAGES]
@@ -164,7 +164,7 @@ def step_rows(report: dict[str, Any]) -> list[Row]:
 
 
 def start_rows(report: dict[str, Any]) -> list[Row]:
-    """The phases before the first step."""
+    """List the phases before the first step."""
     return [
         _row(report, name, START_GROUPS[name], phase, 1)
         for phase in report["phases"]
@@ -173,7 +173,7 @@ def start_rows(report: dict[str, Any]) -> list[Row]:
 
 
 def _is_resident(report: dict[str, Any]) -> bool:
-    """Whether all images are copied once, before the first step; else each step's are, in it."""
+    """Return whether all images are copied once, before the first step; else each step copies its own."""
     return bool(report["environment"]["placement"] == "resident")
 
 
@@ -194,7 +194,7 @@ def _wall(epochs: Sequence[dict[str, Any]]) -> float:
 
 
 def group_of(phase: str) -> str | None:
-    """The group of a phase of the steps; None for those of a start, of the test, and of the end."""
+    """Return the group of a phase of the steps; None for phases of a start, of the test, and of the end."""
     return next((group for names, group in _GROUP_OF if re.fullmatch(names, phase)), None)
 
 

@@ -121,7 +121,7 @@ def _steps(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _bought(bars: dict[str, dict[str, float]], walls: dict[str, float]) -> list[str]:
-    """What each rung bought, and all together."""
+    """Say what each rung gained, and all together."""
     found = [
         f"{after.capitalize()}: a step takes {_time(walls[after])}, {_times(walls[before], walls[after])} "
         f"with {before}{_most_changed(bars, walls, before, after)}."
@@ -153,7 +153,7 @@ def _times(before: float, after: float) -> str:
 
 
 def _most_changed(bars: dict[str, dict[str, float]], walls: dict[str, float], before: str, after: str) -> str:
-    """The group in which most was gained, or lost."""
+    """Say in which group most was gained, or lost."""
     if _is_alike(walls[before], walls[after]):
         return ""
     sign, what = (1, "gained") if walls[after] < walls[before] else (-1, "lost")
@@ -163,14 +163,14 @@ def _most_changed(bars: dict[str, dict[str, float]], walls: dict[str, float], be
 
 
 def _with_copies_in_sums(bar: dict[str, float]) -> dict[str, float]:
-    """All groups; where copies overlap they cannot be told from the sums."""
+    """Return all groups, copies joined to sums: where they overlap they cannot be told apart."""
     found = {group: bar.get(group, 0.0) for group in _COLOURS}
     found["sums over ranks and their copies"] = found.pop(SUMS) + found.pop(COPIES)
     return found
 
 
 def _largest(bars: dict[str, dict[str, float]]) -> str:
-    """Of which groups the last rung's step is."""
+    """Say which groups make up the last rung's step."""
     rung, bar = list(bars.items())[-1]
     whole = sum(bar.values())
     largest = sorted(bar.items(), key=lambda part: -part[1])[:3]
@@ -220,7 +220,7 @@ def _mark_walls(axes: Any, walls: dict[str, float], wholes: dict[str, float], sc
 
 
 def _stack(axes: Any, bars: dict[str, dict[str, float]], colours: dict[str, str]) -> None:
-    """A lying bar for each, the first on top; groups that no bar has are left out."""
+    """Draw a horizontal bar for each, the first on top; leave out groups that no bar has."""
     names = list(bars)
     left = [0.0] * len(names)
     for group, colour in colours.items():
@@ -234,7 +234,7 @@ def _stack(axes: Any, bars: dict[str, dict[str, float]], colours: dict[str, str]
 
 
 def _write_shares(axes: Any, bars: dict[str, dict[str, float]]) -> None:
-    """The number into each part that has room for it."""
+    """Write the number into each part that has room for it."""
     for place, bar in enumerate(bars.values()):
         left = 0.0
         for group in _COLOURS:

@@ -20,7 +20,7 @@ class Results:
     """Rows of a study, on disk as soon as their point is done."""
 
     def __init__(self, folder: Path, columns: Sequence[str]) -> None:
-        """Those that are there already."""
+        """Read the rows that are there already."""
         self._file, self._columns = folder / "results.csv", [*columns, FAILED]
         self._about = folder / "machine.json"
         self._rows: list[dict[str, str]] = []
@@ -35,7 +35,7 @@ class Results:
         return content
 
     def begin(self, about: dict[str, Any]) -> None:
-        """From here on rows are of this machine and code; those of any other go."""
+        """Begin rows of this machine and code; drop the rows of any other."""
         if self.about == about:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class Results:
         write_whole("--out", self._about, lambda file: file.write(f"{text}\n".encode()))
 
     def has(self, point: Point) -> bool:
-        """Whether the point was measured, and did not fail."""
+        """Return whether the point was measured, and did not fail."""
         return any(not row[FAILED] for row in self._rows_of(point))
 
     def _rows_of(self, point: Point) -> list[dict[str, str]]:
@@ -53,7 +53,7 @@ class Results:
         return [row for row in self._rows if wanted.items() <= row.items()]
 
     def add(self, point: Point, rows: Sequence[Row]) -> None:
-        """In the place of those that it has. KeyError for a column that the study has not."""
+        """Put rows in place of the point's old ones. Raises KeyError for a column that the study lacks."""
         for row in self._rows_of(point):
             self._rows.remove(row)
         for row in rows:
@@ -69,7 +69,7 @@ class Results:
         write_whole("--out", self._file, lambda file: file.write(text.getvalue().encode()))
 
     def frame(self) -> pd.DataFrame:
-        """All rows, numbers as numbers; an empty frame with the columns where there are none."""
+        """Return all rows, numbers as numbers; an empty frame with the columns if there are none."""
         if not self._rows:
             return pd.DataFrame(columns=self._columns)
         return pd.read_csv(self._file, dtype={FAILED: str}, keep_default_na=False, na_values=[""])

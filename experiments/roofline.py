@@ -57,7 +57,7 @@ class Extent(NamedTuple):
     """and steps of it, at least."""
 
     def steps(self, batch: int) -> int:
-        """Of an epoch: fewer where they are long."""
+        """Return steps an epoch: fewer where they are long."""
         return max(self.least, self.samples // batch)
 
 
@@ -90,7 +90,7 @@ def _extent(setup: Setup) -> Extent:
 
 
 def points(setup: Setup) -> list[Point]:
-    """One job for all of the most ranks, rates first; then those of a rank alone."""
+    """List points of the most ranks first, all for one job, rates first; then points of one rank."""
     extent, most = _extent(setup), setup.ranks[-1]
     # A core for each rank, so that the rates of all at once are those of one alone, too.
     threads = {} if setup.gpus else {"threads": 1}
@@ -135,7 +135,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """Of rank 0."""
+    """Measure; rank 0's count."""
     kind = point["kind"]
     if kind == RATES:
         return _rates(point, job, folder)
@@ -193,7 +193,7 @@ def _peak(rates: Rates) -> float:
 
 
 def _known_rates(job: Job, folder: Path) -> Rates:
-    """Those that the job's first point has left. Collective."""
+    """Load the rates that the job's first point has left. Collective."""
     from nn.autotune.rates import load
 
     with job.agree():
@@ -203,7 +203,7 @@ def _known_rates(job: Job, folder: Path) -> Rates:
 
 
 def _step(point: Point, job: Job, folder: Path) -> list[Row]:
-    """The time of a step, that of its products, what it does, and what the cost model expects. Collective."""
+    """Measure a step: its time, its products' time, its work, and the cost model's forecast. Collective."""
     from bench.step import WARM_UP, Ours
     from nn.autotune.cost import Costing
     from train import train

@@ -44,7 +44,7 @@ class Unit(NamedTuple):
 
 
 def _run(row: pd.Series) -> str:
-    """What was counted in which run."""
+    """Name the run that was counted."""
     way = f", {row.exchange}" if row.ranks > 1 else ""
     return f"{'NumPy' if row.device == 'cpu' else 'GPU'}, {amount(row.ranks, 'rank')}{way}"
 
@@ -162,7 +162,7 @@ def _log_ticks(axes: Axes) -> None:
 
 
 def _room_above(axes: Axes, part: float) -> None:
-    """For a legend, on a logarithmic axis: so much of the height that data take."""
+    """Make room for a legend on a logarithmic axis: this part of the height that data take."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** part)
 
@@ -222,7 +222,7 @@ def models(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """The course's roofline, and measured points of one rank."""
+    """Show the course's roofline, and measured points of one rank."""
     import numpy as np
 
     peak, memory = known.peak_gflop_s, known.rates.memory_gb_s
@@ -251,7 +251,7 @@ def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
 
 
 def _hierarchy(known: Known, rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """A panel for steps as they run by default, and one for those through host memory."""
+    """Show a panel for steps as they run by default, and one for steps through host memory."""
     most = rows[rows.kind == STEP].ranks.max()
     kinds = {STEP: "rows on the device" if known.on_gpu else "NumPy", STREAMED: "all through host memory"}
     panels = {
@@ -305,7 +305,7 @@ def _panel(axes: Axes, known: Known, levels: Sequence[Level], steps: pd.DataFram
 
 
 def _two_legends(axes: Axes) -> None:
-    """Of roofs, which are drawn before points, and of batches; above the ceiling."""
+    """Add a legend of roofs, drawn before points, and one of batches; above the ceiling."""
     lines, names = axes.get_legend_handles_labels()
     batches = [place for place, name in enumerate(names) if name.isdigit()]
     first = axes.legend(lines[: batches[0]], names[: batches[0]], title="roof, points", loc="upper left")
@@ -314,7 +314,7 @@ def _two_legends(axes: Axes) -> None:
 
 
 def _bound(known: Known, levels: Sequence[Level], steps: pd.DataFrame) -> pd.Series:
-    """The name of the lowest roof of each step."""
+    """Name the lowest roof of each step."""
     import pandas as pd
 
     roofs = {level.name: level.intensity(steps) * level.gb_s for level in levels}
@@ -354,7 +354,7 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
 
 
 def _errors(known: Known, steps: pd.DataFrame, ratios: dict[str, pd.Series]) -> str:
-    """How far each model is off on so many ranks, and where the course's parts from measurement."""
+    """Say how far each model is off on so many ranks, and where the course's is furthest off."""
     course = ratios[COURSE][steps.index]
     worst = steps.loc[course.map(lambda ratio: abs(math.log(ratio))).idxmax()]
     said = [

@@ -62,7 +62,7 @@ class Level(NamedTuple):
     columns: tuple[str, ...]
 
     def is_used(self, steps: pd.DataFrame) -> bool:
-        """Whether bytes of these steps take this way, and it is known how fast."""
+        """Return whether bytes of these steps take this way, and its speed is known."""
         return bool(steps[list(self.columns)].sum().sum() > 0) and math.isfinite(self.gb_s)
 
     def intensity(self, steps: pd.DataFrame) -> pd.Series:
@@ -94,13 +94,13 @@ class Known(NamedTuple):
         return float(1e-3 * (mine.bytes / mine.us).max()) if len(mine) else float("inf")
 
     def link(self, way: str) -> Level:
-        """Of an exchange: its rate with the updates in it, where it was measured alone; else that of MPI."""
+        """Return an exchange's link: its rate, updates included, if it was measured alone; else MPI's."""
         if way == self.rates.way:
             return Level(f"exchange {way}", self.rates.link_gb_s, ("sent",))
         return Level("MPI", self.fastest(counting.SUM), ("sent",))
 
     def levels(self, way: str) -> list[Level]:
-        """From the nearest to the farthest."""
+        """List levels, the nearest first."""
         copies = "PCIe" if self.on_gpu else "copies"
         return [
             Level("memory", self.rates.memory_gb_s, ("traffic",)),
@@ -109,7 +109,7 @@ class Known(NamedTuple):
         ]
 
     def course_us(self, steps: pd.DataFrame) -> pd.Series:
-        """The sum of flops and bytes by their rates: nothing overlaps, nothing takes time to begin."""
+        """Sum flops and bytes, each over its rate: nothing overlaps, nothing takes time to begin."""
         uploading = Level("", self.fastest(counting.UPLOAD), ("uploaded",))
         us = steps.flops / self.peak_gflop_s * 1e-3
         us += steps.traffic / self.rates.memory_gb_s * 1e-3 + steps.uploaded / uploading.gb_s * 1e-3
@@ -118,7 +118,7 @@ class Known(NamedTuple):
         return us
 
     def better_us(self, steps: pd.DataFrame) -> pd.Series:
-        """The cost model, which plays the list through, and rows on their way up where nothing hides them."""
+        """Add to the cost model's time, which plays the list through, uploads of rows that nothing hides."""
         mine = self.transfers[self.transfers.what == counting.UPLOAD]
         if not len(mine):
             return steps.predicted_us

@@ -132,7 +132,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """One row: seconds of an epoch by the slowest rank's clock, as `train.py` runs it."""
+    """Return one row: seconds of an epoch by the slowest rank's clock, as `train.py` runs it."""
     from nn.app.options import Options
 
     options = Options(
@@ -154,9 +154,9 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
 
 
 def _times(job: Job, options: Options, steps: int) -> tuple[Times, str]:
-    """Of a step, over windows of one epoch or, where these are too short, of several. Collective.
+    """Time a step, over windows of one epoch or, if these are too short, of several. Collective.
 
-    And the exchange that was taken.
+    Also return the exchange that was taken.
     """
     from bench.overlap import slowest
     from bench.timing import Times
@@ -169,7 +169,7 @@ def _times(job: Job, options: Options, steps: int) -> tuple[Times, str]:
 
 
 def epochs_of_window(seconds: float) -> int:
-    """How many epochs of so many seconds a window has."""
+    """Return how many epochs of so many seconds a window has."""
     return math.ceil(SECONDS / seconds)
 
 
@@ -210,13 +210,13 @@ def serial_share(ranks: Sequence[float], gains: Sequence[float]) -> float:
 
 
 def amdahl(ranks: np.ndarray, share: float) -> np.ndarray:
-    """The speed-up on so many ranks with that serial share."""
+    """Return the speed-up on so many ranks with that serial share."""
     result: np.ndarray = 1 / (share + (1 - share) / ranks)
     return result
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """With ``gain``, samples a second over those of one rank, and ``efficiency``, gain over ranks.
+    """Add ``gain``, samples a second over those of one rank, and ``efficiency``, gain over ranks.
 
     Where the samples stay the same the gain is the speed-up T(1) / T(p); where they grow with the ranks it
     is p T(1) / T(p), Gustafson's scaled speed-up. NaN where one rank has no row.
@@ -230,7 +230,7 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """Of one device: of each work and exchange the rows by ranks, from one on, where there are more."""
+    """List the rows of each work and exchange on one device by ranks, from one rank on, if there are more."""
     found = []
     for _, work in rows.groupby(["kind", "hidden"]):
         for exchange in work.exchange.unique():
@@ -298,7 +298,7 @@ def _weak_finding(curve: pd.DataFrame) -> str:
 
 
 def _what(curve: pd.DataFrame) -> str:
-    """The work of a curve in words."""
+    """Describe the work of a curve in words."""
     one = curve.iloc[0]
     each = "" if _is_strong(curve) else " a rank"
     return (
@@ -313,17 +313,17 @@ def _share(curve: pd.DataFrame) -> float:
 
 
 def _each(curve: pd.DataFrame, column: str) -> str:
-    """A column's numbers on more than one rank."""
+    """List a column's numbers on more than one rank."""
     return _listed(f"{value:.2f}" for value in curve[curve.ranks > 1][column])
 
 
 def _numbers(curve: pd.DataFrame) -> str:
-    """Of ranks, more than one."""
+    """List rank counts above one."""
     return _listed(str(ranks) for ranks in curve.ranks if ranks > 1)
 
 
 def _listed(texts: Iterable[str]) -> str:
-    """As a, b and c."""
+    """Join: a, b and c."""
     *first, last = texts
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -368,13 +368,13 @@ def _draw_efficiencies(curves: Sequence[pd.DataFrame], device: str, setup: Setup
 
 
 def _label(curve: pd.DataFrame) -> str:
-    """What tells curves of the same device and kind apart."""
+    """Name what tells curves of the same device and kind apart."""
     one = curve.iloc[0]
     return f"exchange {curve.taken.iloc[-1]}" if one.device == "cpu" else f"{one.hidden} hidden units"
 
 
 def _caption(curves: Sequence[pd.DataFrame]) -> str:
-    """The works of some curves of one device in words, and how they are measured."""
+    """Describe the works of some curves of one device, and how they are measured."""
     words = dict.fromkeys(_what(curve) for curve in curves)
     how = (
         "one BLAS thread a rank, sigmoid outputs"
@@ -394,7 +394,7 @@ def _finish(axes: Axes, curves: Sequence[pd.DataFrame], label: str) -> None:
 
 
 def _table(rows: pd.DataFrame, device: str) -> Table:
-    """All that was measured on the CPU, or on GPUs."""
+    """Tabulate all that was measured on the CPU, or on GPUs."""
     from experiments.page import cell
 
     rows = rows.sort_values(["kind", "hidden", "ranks"])
@@ -428,5 +428,5 @@ def _table(rows: pd.DataFrame, device: str) -> Table:
 
 
 def _share_of_one(row: Any) -> float:
-    """Of a row; NaN where Amdahl's law says nothing."""
+    """Return a row's serial share; NaN if Amdahl's law has none."""
     return serial_share([row.ranks], [row.gain]) if row.kind == STRONG and row.ranks > 1 else math.nan

@@ -29,7 +29,7 @@ SMALL, FULL = SIZES = ("small", "full")
 
 
 def amount(number: float, what: str) -> str:
-    """In words: 1 rank, 2 ranks."""
+    """Say in words: 1 rank, 2 ranks."""
     return f"{number:.0f} {what}{'' if number == 1 else 's'}"
 
 
@@ -104,13 +104,13 @@ class Study(Protocol):
     """Of the table: those of a point first."""
 
     def points(self, setup: Setup) -> list[Point]:
-        """All that is to be measured, jobs' points side by side."""
+        """List all points to measure, each job's points side by side."""
 
     def take(self, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
         """Measure them: most often `experiments.jobs.measured`."""
 
     def missing(self, setup: Setup) -> list[str]:
-        """What cannot be measured here and why, a sentence each."""
+        """List what cannot be measured here and why, a sentence each."""
 
     def section(self, rows: pd.DataFrame, setup: Setup) -> Section:
         """Draw the figures into the study's folder, and say what is to be seen.
@@ -123,4 +123,4 @@ class Measuring(Protocol):
     """A study whose points are taken by `experiments.worker`."""
 
     def measure(self, point: Point, job: Job, folder: Path) -> list[Row]:
-        """The measured columns of each row. Collective; rank 0's count. ``folder`` is the study's."""
+        """Return the measured columns of each row. Collective; rank 0's count. ``folder`` is the study's."""

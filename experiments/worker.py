@@ -18,7 +18,7 @@ from pyrt.job import AgreedError, Job, run
 
 
 def rows_of(study: Measuring, point: Point, job: Job, folder: Path) -> list[Row]:
-    """Of one point; what all ranks agree cannot be done is a row that says so. Collective."""
+    """Measure one point; if all ranks agree that it cannot be done, return a row that says so. Collective."""
     try:
         return study.measure(point, job, folder)
     except AgreedError as error:

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _meant(self, unknown: Sequence[str]) -> str:
-        """The question which of our options were meant; empty where none is like them."""
+        """Ask which of our options were meant; return an empty text where no option is like them."""
         ours = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
         words = [word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")]
         found = [closest(word, ours, self._other_names) for word in words]

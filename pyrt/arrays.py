@@ -50,9 +50,9 @@ class DeviceArray:
 
     @classmethod
     def imported(cls, driver: Driver, handle: bytes, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """The array of this shape and dtype that another process on this machine has exported.
+        """Return the array of this shape and dtype that another process on this machine has exported.
 
-        Raises UserError where the device cannot get at it. `Driver.release_memory` lets its pointer go.
+        Raises UserError where the device cannot reach it. `Driver.release_memory` lets its pointer go.
         """
         return cls(driver, driver.import_memory(handle), tuple(shape), np.dtype(dtype), _row_length(shape))
 
@@ -103,7 +103,10 @@ class DeviceArray:
         return interop.give_dlpack(self, stream, max_version, dl_device, copy)
 
     def export(self) -> bytes:
-        """A handle with which another process imports this array's memory; ValueError for a view."""
+        """Return a handle to import this memory in another process.
+
+        Raises ValueError if it begins inside an allocation.
+        """
         return self.driver.export_memory(self.pointer)
 
     @property
@@ -119,20 +122,20 @@ class DeviceArray:
         return len(self.shape) != 2 or self.ld == self.shape[1] or self.shape[0] <= 1
 
     def rows(self, start: int, stop: int) -> DeviceArray:
-        """A view of ``start`` to ``stop`` along the first dimension: of rows, of elements, of images."""
+        """Return a view of ``start`` to ``stop`` along the first dimension: rows, elements, or images."""
         if not self.shape or not 0 <= start <= stop <= self.shape[0]:
             raise IndexError(f"rows {start}:{stop} of an array of shape {self.shape}")
         step = self.ld if len(self.shape) == 2 else math.prod(self.shape[1:])
         return self._view(start * step, (stop - start, *self.shape[1:]), self.ld)
 
     def columns(self, start: int, stop: int) -> DeviceArray:
-        """A view of columns ``start`` to ``stop`` of a matrix, with its leading dimension."""
+        """Return a view of columns ``start`` to ``stop`` of a matrix, with its leading dimension."""
         if len(self.shape) != 2 or not 0 <= start <= stop <= self.shape[1]:
             raise IndexError(f"columns {start}:{stop} of an array of shape {self.shape}")
         return self._view(start, (self.shape[0], stop - start), self.ld)
 
     def reshape(self, *shape: int) -> DeviceArray:
-        """A contiguous array under another shape of the same size."""
+        """Return a view of a contiguous array under another shape of the same size."""
         if not self.is_contiguous or math.prod(shape) != self.size:
             raise ValueError(f"an array of shape {self.shape} has no view of shape {shape}")
         return self._view(0, shape, _row_length(shape))
@@ -152,7 +155,7 @@ class DeviceArray:
         self.driver.synchronize_stream(stream)
 
     def to_host(self) -> np.ndarray:
-        """A copy of a contiguous array on the host, after all work queued on the device."""
+        """Copy a contiguous array to the host, after all work queued on the device."""
         if not self.is_contiguous:
             raise ValueError("a view of some columns is not contiguous: copy the whole array")
         host = np.empty(self.shape, self.dtype)
@@ -163,7 +166,7 @@ class DeviceArray:
         return host
 
     def host_view(self) -> np.ndarray:
-        """The memory itself as a NumPy array, on a device whose memory the host can use."""
+        """Return the memory itself as a NumPy array, on a device whose memory the host can use."""
         if len(self.shape) != 2:
             return self.driver.host_view(self.pointer, self.shape, self.dtype)
         rows, columns = self.shape
@@ -182,14 +185,14 @@ class DeviceArray:
 
 
 def _row_length(shape: tuple[int, ...]) -> int:
-    """The leading dimension of a contiguous array."""
+    """Return the leading dimension of a contiguous array."""
     return shape[-1] if shape else 1
 
 
 def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only: bool = False) -> np.ndarray:
-    """A page-locked host array: copies from and to it run beside kernels.
+    """Make a page-locked host array: copies from and to it run beside kernels.
 
-    One that the host only writes is filled faster where memory is what threads wait for; to read it is slow.
+    With ``write_only`` the host fills it faster where threads wait for memory, but reads it slowly.
     """
     dtype = np.dtype(dtype)
     block = driver.allocate_pinned(math.prod(shape) * dtype.itemsize, write_only)
@@ -218,7 +221,7 @@ class Layout:
         return start, start + math.prod(self.shapes[name])
 
     def views(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """The named arrays in a flat buffer on the host."""
+        """Return views of the named arrays in a flat host buffer."""
         return {name: flat[slice(*self.span(name))].reshape(shape) for name, shape in self.shapes.items()}
 
     def nbytes(self, name: str) -> int:

@@ -30,7 +30,7 @@ _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder(name: str) -> Path:
-    """The cache's folder of that name; not made here. UserError for a user who has no home."""
+    """Return the path of this cache folder, not made here. Raises UserError for a user who has no home."""
     try:
         root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("pyrt")
         return Path(root).expanduser() / name
@@ -106,7 +106,7 @@ def _obstacle(folder: Path) -> str:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is there, this user's, and nobody else can write it."""
+    """Return whether a file or folder exists, belongs to this user, and nobody else can write it."""
     try:
         found = path.stat()
     except OSError:
@@ -115,7 +115,8 @@ def is_own(path: Path) -> bool:
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether what `new_folder` has put there is still there, byte for byte, and nobody else can change it.
+    """Return whether all that `new_folder` put there is still there, byte for byte, and only this user can
+    change it.
 
     Clearing a cache by age leaves folders without files, a loss of power files without their bytes.
     """
@@ -153,9 +154,9 @@ def _turn(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder to be filled with files, which then gets this name: it appears whole or not at all.
+    """Give a scratch folder to fill with files, then rename it to ``folder``: it appears whole or not at all.
 
-    Of jobs that fill it at once the first one counts. What is there already is replaced where it is not kept.
+    Of jobs that fill it at once the first one counts. A folder that is there but not kept is replaced.
     Raises UserError where it cannot be written.
     """
     try:
@@ -210,6 +211,6 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _sums(files: Iterable[Path]) -> str:
-    """A line for each file but that of the sums: SHA-256 and name."""
+    """List SHA-256 and name of each file but that of the sums, a line each."""
     named = sorted((file.name, file) for file in files if file.name != _SUMS)
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}\n" for name, file in named)

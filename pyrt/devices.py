@@ -143,7 +143,7 @@ def _share_kernel_folder(job: Job) -> tuple[str, ...]:
 
 
 def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:
-    """For each rank of a node the index, among the GPUs it sees, of the one it takes.
+    """Assign a GPU to each rank of a node: return the index of that GPU among the GPUs the rank sees.
 
     ``visible[r]`` holds the UUIDs that local rank r sees, in CUDA's order: the same list on every rank,
     or one each where Slurm binds GPUs to tasks. Each rank in turn takes the first of the least taken

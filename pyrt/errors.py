@@ -23,7 +23,7 @@ class UserError(Exception):
 
 
 def shown(text: str | Path) -> str:
-    """A path, or what else the user gave, as it goes into a message of one line, whatever is in it."""
+    """Return a path, or another text of the user's, in a form that fits a message of one line."""
     text = str(text)
     return text if text.isprintable() else ascii(text)[1:-1]
 

@@ -149,13 +149,13 @@ class Recorder:
         return replay
 
     def between(self, call: Call) -> None:
-        """From within ``work``: this is to be called when what was queued so far is, in every replay."""
+        """Record that every replay calls this once the work so far is queued; for use within ``work``."""
         self._capture.close()
         self._replay.pieces[-1][1].append(call)
         self._begin()
 
     def at_end(self, call: Call) -> None:
-        """From within ``work``: this is to be called when all is queued, in every replay."""
+        """Record that every replay calls this once all work is queued; for use within ``work``."""
         self._last.append(call)
 
     def _begin(self) -> None:
@@ -163,13 +163,13 @@ class Recorder:
         self._replay.pieces.append((graph, []))
 
     def enter(self, phase: Phase) -> None:
-        """For `Phases.noted`."""
+        """Note a phase's start."""
         self._replay.entered.append(phase)
         if self._timed and phase.timer is not None:
             self._starts[phase] = self._mark(phase.timer.stream)
 
     def leave(self, phase: Phase) -> None:
-        """For `Phases.noted`."""
+        """Note a phase's end."""
         if phase in self._starts and phase.timer is not None:
             self._replay.timed.append((phase, self._starts.pop(phase), self._mark(phase.timer.stream)))
 

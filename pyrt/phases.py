@@ -44,10 +44,10 @@ class Notes(Protocol):
     """What becomes of phases that are entered while a graph is captured."""
 
     def enter(self, phase: Phase) -> None:
-        """The phase begins here."""
+        """Note that the phase begins."""
 
     def leave(self, phase: Phase) -> None:
-        """It ends here."""
+        """Note its end."""
 
 
 class Replays(Protocol):
@@ -78,7 +78,7 @@ class Phases:
         self.profile = False
 
     def use_device(self, driver: Driver) -> None:
-        """From here on phases that name a stream are timed on this device."""
+        """Time phases that name a stream on this device, from here on."""
         self._driver = driver
 
     def use_profile(self, barrier: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class Phases:
         self.barrier = barrier
 
     def phase(self, name: str, stream: StreamHandle | None = None) -> Phase:
-        """The phase of that name; with a stream its device time is measured there."""
+        """Return the phase of that name; with a stream its device time is measured there."""
         if name not in self._phases:
             timer = None
             if stream is not None and self._driver is not None and self._driver.has_kernels:
@@ -260,7 +260,7 @@ class DeviceTimer:
         self._next = (self._next + 1) % _PAIRS
 
     def add(self, seconds: float) -> None:
-        """A call that was timed elsewhere."""
+        """Add a call that was timed elsewhere."""
         self._seconds += seconds
         self._timed += 1
 

@@ -36,7 +36,7 @@ PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32"}
 
 
 def cost(parameters: Any, X: Any, labels: Any) -> Any:
-    """The mean cross-entropy and the L2 term."""
+    """Return the mean cross-entropy plus the L2 term."""
     A1 = jax.nn.sigmoid(X @ parameters["W1"].T + parameters["b1"])
     Z2 = A1 @ parameters["W2"].T + parameters["b2"]
     targets = jax.nn.one_hot(labels, SIZES[-1])
@@ -45,7 +45,7 @@ def cost(parameters: Any, X: Any, labels: Any) -> Any:
 
 
 def update(parameters: Any, batch: Any) -> tuple[Any, None]:
-    """The parameters after a step on a batch (X, labels); in the form that lax.scan wants."""
+    """Return the parameters after a step on a batch (X, labels), in the form that lax.scan wants."""
     gradients = jax.grad(cost)(parameters, *batch)
     return jax.tree.map(lambda value, gradient: value - RATE * gradient, parameters, gradients), None
 
@@ -62,16 +62,16 @@ class Placed:
         self._task = task
 
     def parameters(self) -> Any:
-        """The first parameters."""
+        """Place the first parameters."""
         return jax.device_put(self._task.parameters, self._everywhere)
 
     def epoch(self, batches: int) -> Any:
-        """The first batches as two arrays."""
+        """Place the first batches as two arrays."""
         X, labels = self._task.X[:batches], self._task.labels[:batches].astype(np.int32)
         return jax.device_put((X, labels), self._sharded)
 
     def each(self) -> list[Any]:
-        """All batches one by one."""
+        """Place all batches one by one."""
         labels = self._task.labels.astype(np.int32)
         return [jax.device_put(batch, self._one) for batch in zip(self._task.X, labels, strict=True)]
 
@@ -114,14 +114,14 @@ class EpochScan(JitStep):
 
 
 def modes(task: Task, devices: Sequence[Any]) -> Iterator[work.Mode]:
-    """All ways of running the training, each made when the one before is done."""
+    """Yield all ways of running the training, each made when the one before is done."""
     placed = Placed(task, devices)
     yield JitStep(placed)
     yield EpochScan(placed, task.batches)
 
 
 def find_devices(gpus: int) -> list[Any]:
-    """So many GPUs; UserError without them."""
+    """List so many GPUs. Raises UserError without them."""
     if jax is None:
         raise UserError("JAX is not installed")
     devices = [device for device in jax.devices() if device.platform == "gpu"]

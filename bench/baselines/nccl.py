@@ -27,7 +27,7 @@ except ImportError:
 
 
 def all_reduce_times(place: Place, nbytes: int) -> Times:
-    """Of a sum of so many bytes of float32, after one that is checked."""
+    """Time a sum of so many bytes of float32, after a sum that is checked."""
     x = torch.full((nbytes // 4,), place.rank + 1.0, device=place.device)
     dist.all_reduce(x)
     if not bool((x == place.ranks * (place.ranks + 1) / 2).all()):

@@ -131,7 +131,7 @@ class Step:
         return {name: view.cpu().numpy().copy() for name, view in views}
 
     def capture(self, batches: Sequence[int]) -> Any:
-        """A CUDA graph of a step on each of these batches; the parameters stay as they are."""
+        """Capture a CUDA graph of a step on each of these batches; the parameters stay as they are."""
         graph = torch.cuda.CUDAGraph()
         # Thread-local: NCCL's watchdog thread looks at events meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -191,14 +191,14 @@ class EpochGraph:
 
 
 def modes(task: Task, place: Place) -> Iterator[work.Mode]:
-    """All ways of running the training, each made when the one before is done."""
+    """Yield all ways of running the training, each made when the one before is done."""
     yield Eager(task, place)
     yield StepGraph(task, place)
     yield EpochGraph(task, place)
 
 
 def find_place(gpus: int) -> Place:
-    """This process's place; it becomes torchrun where there are several GPUs. UserError without them."""
+    """Find this process's place; become torchrun for several GPUs. Raises UserError without them."""
     if torch is None:
         raise UserError("PyTorch is not installed")
     if torch.cuda.device_count() < gpus:

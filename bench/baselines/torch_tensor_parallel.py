@@ -43,7 +43,7 @@ def network(hidden: Sequence[int], place: Place) -> Any:
 
 
 def tensor_parallel(net: Any, place: Place) -> Any:
-    """Its layers by rows and by columns in turn; the last one's outputs come to all."""
+    """Split the layers by rows and by columns in turn; all ranks get the last layer's outputs."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -58,7 +58,7 @@ def tensor_parallel(net: Any, place: Place) -> Any:
 
 
 def times(net: Any, batch: int, place: Place) -> Times:
-    """Of a step with so many samples on this GPU."""
+    """Time a step with so many samples on this GPU."""
     X = torch.rand(batch, INPUTS, device=place.device)
     labels = torch.randint(CLASSES, (batch,), device=place.device)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)

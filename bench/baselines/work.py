@@ -69,7 +69,7 @@ class Line(Setting):
 
 
 def parse_lines(text: str) -> list[Line]:
-    """The `Line` objects among the lines of a program's output; other lines are passed over."""
+    """Parse the `Line` objects among the lines of a program's output; pass over other lines."""
     lines = []
     for text_line in text.splitlines():
         try:
@@ -91,7 +91,7 @@ class Arguments:
 
 
 def parse(program: str, description: str | None, arguments: Sequence[str]) -> Arguments:
-    """The command line of a baseline; UserError for what makes no sense."""
+    """Parse the command line of a baseline. Raises UserError for what makes no sense."""
     parser = Parser(program, description)
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of this machine (default: 1)")
     parser.add_argument(
@@ -124,7 +124,7 @@ class Task:
         return len(self.X)
 
     def part(self, rank: int, ranks: int) -> Task:
-        """One rank's share: an even, contiguous part of each batch."""
+        """Return one rank's share: an even, contiguous part of each batch."""
         share = self.X.shape[1] // ranks
         rows = slice(rank * share, (rank + 1) * share)
         return Task(self.X[:, rows], self.labels[:, rows], self.parameters)
@@ -139,7 +139,7 @@ class Task:
 
 
 def make_task(batch: int, samples: int = SAMPLES) -> Task:
-    """The same random task everywhere, float32 and int64."""
+    """Make the same random task everywhere, float32 and int64."""
     rng = np.random.default_rng(0)
     count = samples // batch
     X = rng.random((count, batch, SIZES[0]), np.float32)

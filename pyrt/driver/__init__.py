@@ -84,9 +84,9 @@ class Driver(Protocol):
         """
 
     def import_memory(self, handle: bytes) -> int:
-        """A pointer, in this process, to memory that another one has exported; once for each handle.
+        """Return a pointer, in this process, to memory that another one has exported; once for each handle.
 
-        Raises UserError where this device cannot get at it.
+        Raises UserError where this device cannot reach it.
         """
 
     def release_memory(self, pointer: int) -> None:
@@ -104,7 +104,7 @@ class Driver(Protocol):
 
     # streams and events
     def create_stream(self) -> StreamHandle:
-        """A stream that does not wait for the default stream."""
+        """Create a stream that does not wait for the default stream."""
 
     def synchronize_stream(self, stream: StreamHandle) -> None:
         """Wait until the stream has done all that was queued."""
@@ -113,7 +113,7 @@ class Driver(Protocol):
         """Wait for the whole device."""
 
     def create_event(self, timing: bool) -> EventHandle:
-        """An event; ``timing`` says whether ``elapsed`` will be asked of it."""
+        """Create an event; ``timing`` says whether ``elapsed`` will be asked of it."""
 
     def record(self, event: EventHandle, stream: StreamHandle) -> None:
         """Mark this place in the stream."""
@@ -122,7 +122,7 @@ class Driver(Protocol):
         """Let the stream wait for the event's latest record (the host does not wait)."""
 
     def is_done(self, event: EventHandle) -> bool:
-        """Whether the stream has passed the event's latest record."""
+        """Return whether the stream has passed the event's latest record."""
 
     def synchronize_event(self, event: EventHandle) -> None:
         """Let the host wait for the event's latest record."""
@@ -132,19 +132,19 @@ class Driver(Protocol):
 
     # graphs
     def begin_capture(self, stream: StreamHandle) -> None:
-        """From now on what is queued on the stream is noted instead of done, and becomes a graph.
+        """Begin a graph: from now on, work queued on the stream is noted for the graph instead of done.
 
         A stream that is made to wait for an event recorded in the capture belongs to it from then on. The
-        host arrays of copies are pinned ones. Until the end, and by the same thread: nothing is allocated,
-        freed or loaded, neither such a stream nor the whole device is waited for, no graph is launched.
+        host arrays of copies are pinned ones. Until the capture ends, the same thread must not allocate,
+        free or load, wait for such a stream or for the whole device, or launch a graph.
         """
 
     def end_capture(self, stream: StreamHandle) -> Callable[[StreamHandle], None]:
-        """The graph, kept until ``close``: a callable that queues all of it on the stream it is given.
+        """Return the graph, kept until ``close``: a callable that queues all of it on the stream it is given.
 
         A replay begins once its stream is there and the graph's last replay is over; the stream goes on when
-        all of it is done. Raises RuntimeError where what must not be done was done, or where the stream has
-        not waited for all that joined; then, too, all of them can be used again.
+        all of it is done. Raises RuntimeError after work that a capture forbids, or where the stream has not
+        waited for all that joined; then, too, all of them can be used again.
         """
 
     def record_in_graph(self, event: EventHandle, stream: StreamHandle) -> None:
@@ -161,15 +161,15 @@ class Driver(Protocol):
         strides: tuple[int, int, int],
         box: tuple[int, int, int, int],
     ) -> bytes:
-        """How kernels find boxes of an array of four dimensions of bf16: 128 bytes, for kernels/gemm/tma.cuh.
+        """Describe boxes of a four-dimensional bf16 array to kernels: 128 bytes, for kernels/gemm/tma.cuh.
 
-        ``sizes`` and ``box`` in elements, the dimension that is contiguous first; ``strides`` in bytes, of
-        the other three, multiples of 16, as the pointer is. In shared memory a box has rows of 128 bytes,
-        their 16-byte chunks permuted. On a GPU from sm_90 on.
+        ``sizes`` and ``box`` are in elements, the contiguous dimension first. ``strides``, of the other
+        three, are in bytes; they and the pointer are multiples of 16. In shared memory a box has rows of 128
+        bytes, their 16-byte chunks permuted. On a GPU from sm_90 on.
         """
 
     def is_compiled(self, source: str, cache_dir: str) -> bool:
-        """Whether the cache has the compiled source, whole; thread-safe."""
+        """Return whether the cache has the compiled source, whole; thread-safe."""
 
     def compile(self, source: str, cache_dir: str) -> None:
         """Put the compiled source into the cache, whole or not at all; thread-safe."""
@@ -178,7 +178,7 @@ class Driver(Protocol):
         """Load compiled source, from the cache where it is there."""
 
     def function(self, module: ModuleHandle, name: str) -> FunctionHandle:
-        """A kernel of a loaded module."""
+        """Return a kernel of a loaded module."""
 
     def launcher(
         self,
@@ -189,7 +189,7 @@ class Driver(Protocol):
         shared: int,
         overlaps: bool,
     ) -> Callable[[StreamHandle], None]:
-        """A callable that launches the kernel with these packed arguments on the stream it is given.
+        """Return a callable that launches the kernel with these packed arguments on the stream it is given.
 
         A kernel that ``overlaps`` waits by itself for the kernel before it in the stream, so that its blocks
         may be started before that one ends.

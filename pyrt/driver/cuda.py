@@ -67,7 +67,7 @@ def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
 
 
 def _no_memory(what: str) -> UserError:
-    """The error for want of device memory, in the current context."""
+    """Return the UserError for want of device memory, in the current context."""
     try:
         free, total = (f"{nbytes / 1e6:.0f}" for nbytes in cuda.mem_get_info())
     except cuda.Error:  # as of a context that there was no memory for

@@ -12,12 +12,12 @@ the file that takes longest, gemm/wgmma.cu. The kernels are the same byte for by
 
 
 def find_nvcc() -> str | None:
-    """On PATH, or where the toolkit installs it without being on PATH."""
+    """Find nvcc on PATH, or where the toolkit installs it without being on PATH."""
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
 def options(version: str) -> list[str]:
-    """For every kernel; ``version`` is what ``nvcc --version`` says."""
+    """List the options for every kernel; ``version`` is what ``nvcc --version`` says."""
     found = re.search(r"release (\d+)\.(\d+)", version)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     return ["-O3", *(["-Xptxas", "-split-compile=0"] if release >= _SIDE_BY_SIDE else [])]

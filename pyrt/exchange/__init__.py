@@ -154,13 +154,16 @@ class Exchange(Protocol):
     to step, momentum, is right in these alone."""
 
     def ready(self, bucket: int) -> None:
-        """The kernels that fill this bucket are queued on the compute stream. In bucket order.
+        """Note that the kernels that fill this bucket are queued on the compute stream. In bucket order.
 
-        This and earlier buckets' parameters may change from here on: kernels that read them are queued.
+        From here on this and earlier buckets' parameters may change: kernels that read them are queued.
         """
 
     def finish(self) -> None:
-        """All buckets are ready: what is queued on the compute stream from here on sees new parameters."""
+        """End the step: all buckets are ready.
+
+        Work queued on the compute stream from here on sees new parameters.
+        """
 
     def close(self) -> None:
         """Let go of all that is not this process's own. Waits for other ranks for a moment at most; safe to

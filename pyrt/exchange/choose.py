@@ -44,9 +44,9 @@ class ExchangeChoice:
             comm.Free()
 
     def among(self, color: int) -> ExchangeChoice:
-        """The same for the ranks that give the same ``color`` alone. Collective.
+        """Make the same choice among the ranks that give the same ``color``. Collective.
 
-        Where these are on one node, they need not leave it.
+        If these are on one node, they need not leave it.
         """
         comm = self.job.comm.Split(color, self.job.rank)
         node, machine = (comm.Split(one.bcast(self.job.rank)) for one in (self.node, self.job.node))
@@ -73,7 +73,7 @@ def choose(asked: str, driver: Driver, job: Job, ranks_per_node: int | None = No
 
 
 def _fastest(driver: Driver, job: Job, node: MPI.Comm) -> tuple[str, str]:
-    """The fastest exchange that works here, and why it is that one. Collective."""
+    """Return the fastest exchange that works here, and the reason for it. Collective."""
     if not driver.has_kernels:
         return "host", "the CPU has no memory of its own"
     sizes = job.comm.allgather(node.size)

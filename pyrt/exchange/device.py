@@ -50,12 +50,12 @@ _MPI_TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}
 
 
 def kernel_file(dtype: np.dtype) -> tuple[str, Constants]:
-    """The kernel file and constants of what adds up shards."""
+    """Name the kernel file and constants of the kernels that add up shards."""
     return "comm/sum_over_ranks", {"REAL": REALS[dtype]}
 
 
 def verdict(job: Job, driver: Driver) -> Verdict:
-    """Whether this exchange works here, and how. Collective: the same on every rank.
+    """Decide whether this exchange works here, and how. Collective: the same on every rank.
 
     Where device memory is the host's own, every MPI takes it.
     """
@@ -70,7 +70,10 @@ def verdict(job: Job, driver: Driver) -> Verdict:
 
 
 def create(setting: ExchangeContext) -> DeviceExchange:
-    """The exchange by what this MPI can do. Collective; UserError on all ranks where it cannot work."""
+    """Make the exchange by what this MPI can do. Collective.
+
+    Raises UserError, on all ranks, where it cannot work.
+    """
     decided = verdict(setting.job, setting.driver)
     if decided.refusal:
         raise AgreedError(f"--exchange device: {decided.refusal}")
@@ -91,7 +94,7 @@ class _Piece(Protocol):
         """Begin; nobody waits."""
 
     def is_done(self) -> bool:
-        """Whether it is over."""
+        """Return whether it ended."""
 
 
 class _Queued:
@@ -266,7 +269,7 @@ class _Shards:
         self._kind = _MPI_TYPES[self._bucket.dtype]
 
     def to_their_ranks(self, comm: MPI.Comm) -> _Message:
-        """This rank's shard comes from all ranks, a row from each."""
+        """Bring this rank's shard here from all ranks, a row from each."""
         send = [for_mpi(self._bucket), self._counts, self._starts, self._kind]
         rows = range(self._ranks)
         receive = [
@@ -278,7 +281,7 @@ class _Shards:
         return _Message(lambda: comm.Ialltoallv(send, receive))
 
     def to_all(self, comm: MPI.Comm) -> _Message:
-        """The sums of all shards come to all ranks, into the bucket itself."""
+        """Bring the sums of all shards to all ranks, into the bucket itself."""
         message = [for_mpi(self._bucket), self._counts, self._starts, self._kind]
         return _Message(lambda: comm.Iallgatherv(MPI.IN_PLACE, message))
 
@@ -303,7 +306,7 @@ class _Shards:
 
 
 def for_mpi(array: DeviceArray) -> MPI.buffer:
-    """The memory as mpi4py takes it: where it lies, whatever kind of memory that is."""
+    """Return the memory as mpi4py takes it: by address, whatever kind of memory it is."""
     return MPI.buffer.fromaddress(array.pointer, array.nbytes)
 
 
@@ -317,7 +320,7 @@ def _require_countable(bucket: Bucket, ranks: int) -> None:
 
 
 def _within(phase: Phase, queue: QueueWork) -> QueueWork:
-    """The same work, as that phase's."""
+    """Return the same work, within that phase."""
 
     def work(stream: StreamHandle) -> None:
         with phase:

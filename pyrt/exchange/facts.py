@@ -27,7 +27,7 @@ CountTraffic = Callable[[Sequence["Bucket"], int, int, int], Traffic]
 
 
 def ring_traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
-    """One message of all buckets, which MPI sums, as a ring would do it."""
+    """Count one message of all buckets, which MPI sums, as a ring would do it."""
     size = sum(bucket.stop - bucket.start for bucket in buckets)
     return Traffic(2 * (ranks - 1) / ranks * size, 2 * (ranks - 1))
 

@@ -129,7 +129,7 @@ class HostExchange:
 
 
 def _cut(setting: ExchangeContext) -> list[tuple[EventHandle, list[_Piece]]]:
-    """For each bucket the event that its gradients are there, and its pieces."""
+    """Cut each bucket into pieces; pair them with an event that says its gradients are there."""
     driver, gradients = setting.driver, setting.gradients
     mine, summed = (pinned(driver, gradients.shape, gradients.dtype) for _ in range(2))
     last = setting.buckets[-1].stop  # of one piece alone: buckets are apart
@@ -146,7 +146,7 @@ def _cut(setting: ExchangeContext) -> list[tuple[EventHandle, list[_Piece]]]:
 
 
 def pieces(bucket: Bucket, itemsize: int) -> list[Bucket]:
-    """The bucket in pieces of about `PIECE_BYTES`, of equal size but for the last."""
+    """Cut the bucket into pieces of about `PIECE_BYTES`, of equal size but for the last."""
     size = bucket.stop - bucket.start
     count = max(1, round(size * itemsize / PIECE_BYTES))
     step = -(-size // (count * _VECTOR)) * _VECTOR
@@ -154,7 +154,7 @@ def pieces(bucket: Bucket, itemsize: int) -> list[Bucket]:
 
 
 def _traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
-    """A message for each piece."""
+    """Count a message for each piece."""
     calls = sum(len(pieces(bucket, itemsize)) for bucket in buckets)
     whole = ring_traffic(buckets, ranks, rank, itemsize)
     return Traffic(whole.elements, calls * whole.messages)

@@ -153,7 +153,7 @@ def bind_shard_sums(peers: Peers, update: Update) -> QueueWork:
 
 
 def most_ranks(ranks: int) -> int:
-    """For how many ranks of a node the kernels are compiled that serve so many."""
+    """Return the least of `MOST_RANKS` that holds so many ranks of a node; kernels are compiled for it."""
     return next(most for most in MOST_RANKS if most >= ranks)
 
 

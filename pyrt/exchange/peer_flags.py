@@ -31,7 +31,7 @@ class PeerFlagsExchange(PeerExchange):
 
 
 def _make(setting: ExchangeContext, ranks: int, shard: int, blocks: int) -> list[DeviceArray]:
-    """The outbox (shard, VEC4), and flags (BARRIERS, blocks, ranks) int32 of which none is raised; flat."""
+    """Make the outbox (shard, VEC4), and flags (BARRIERS, blocks, ranks) int32, none raised; all flat."""
     return [
         DeviceArray.empty(setting.driver, (shard * VEC4,), setting.gradients.dtype),
         DeviceArray.from_host(setting.driver, np.zeros(BARRIERS * blocks * ranks, np.int32)),

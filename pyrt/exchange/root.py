@@ -49,7 +49,7 @@ class RootExchange:
         self._parameters_up = phase("parameters host -> device", compute)
 
     def _make_buffers(self, setting: ExchangeContext) -> None:
-        """On the host a row for the gradients of each rank that are sent here; parameters use the first."""
+        """Make a host row for each rank's gradients that are sent here; parameters use the first row."""
         places = packed(setting.buckets)
         ranks = setting.job.size if self._is_root else 1
         rows = pinned(self._driver, (ranks, places[-1].stop), setting.gradients.dtype)
@@ -100,7 +100,7 @@ class RootExchange:
             self._driver.synchronize_stream(compute)
 
     def _take_over(self) -> None:
-        """The others, once rank 0's parameters are here, which are up before the next gradients come down."""
+        """Take over rank 0's parameters, on other ranks; they are up before the next gradients come down."""
         compute = self._streams.compute
         with self._parameters_up:
             self._parameters.queue_upload(compute)

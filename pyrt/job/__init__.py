@@ -74,7 +74,7 @@ class Job:
         return self.comm.size
 
     def alone(self) -> Job:
-        """The place of this rank in a job of its own."""
+        """Return the place of this rank in a job of its own."""
         from mpi4py import MPI
 
         return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF)
@@ -113,7 +113,7 @@ class Job:
             raise AgreedError(messages[0])
 
     def wait_for_all(self) -> None:
-        """A barrier that leaves its core to ranks that still work, as MPI's own waits do not."""
+        """Wait for all ranks, and leave the core to ranks that still work; MPI's own waits do not."""
         request = self.comm.Ibarrier()
         while not request.Test():
             self.pause()

@@ -114,7 +114,7 @@ def program_name() -> str:
 
 
 def _is_of_output(error: BaseException) -> bool:
-    """Whether what is printed finds no room. What other files find is a UserError by now."""
+    """Return whether output found no room. For other files that is a UserError by now."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

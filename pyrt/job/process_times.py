@@ -25,18 +25,18 @@ _LAUNCHERS = {
 
 
 def process_start() -> float:
-    """When this process began, to 10 ms; now, where that is not known."""
+    """Return when this process began, to 10 ms; now, if that is not known."""
     return _start(os.getpid())
 
 
 def launch_start() -> float:
-    """When the launcher of this process began; the process itself where it has none on this node."""
+    """Return when this process's launcher began, or the process itself if it has no launcher on this node."""
     return _start(_launcher())
 
 
 def launched_from_terminal() -> bool:
-    """Whether a person watches: the standard error of the launcher, which passes on this process's, is a
-    terminal."""
+    """Return whether a person watches: the standard error of the launcher, which passes on this process's, is
+    a terminal."""
     try:
         return _is_terminal(2)
     except OSError:
@@ -63,7 +63,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _path(descriptor: int) -> str:
-    """The name that a file of the launcher has for all processes."""
+    """Return the /proc path of a file descriptor of the launcher."""
     return f"/proc/{_launcher()}/fd/{descriptor}"
 
 
@@ -84,7 +84,7 @@ def _start(pid: int) -> float:
 
 @cache
 def _boot() -> float:
-    """When the machine began, to 10 ms; read once, so that no process seems to begin before its parent."""
+    """Return when the machine began, to 10 ms; read once, so no process seems to begin before its parent."""
     return time.perf_counter() - float(Path("/proc/uptime").read_text().split()[0])
 
 
@@ -103,5 +103,5 @@ def _name(pid: int) -> str:
 
 
 def _status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name, which may hold blanks: state, parent, ..."""
+    """List the fields of /proc/PID/stat after the name, which may hold blanks: state, parent, ..."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

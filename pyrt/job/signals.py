@@ -39,12 +39,12 @@ class Stops:
 
 
 def defer_stops() -> None:
-    """From here on SIGTERM and a first SIGINT ask the job to stop, and end nothing."""
+    """Let SIGTERM and a first SIGINT only ask the job to stop from here on; they end nothing."""
     Stops.are_deferred = True
 
 
 def stop_was_asked() -> bool:
-    """Whether this rank got SIGUSR1, or one of those that are deferred."""
+    """Return whether this rank got SIGUSR1, or a deferred signal."""
     return Stops.was_asked
 
 
@@ -86,7 +86,7 @@ def watch_signals(program: str) -> None:
 
 
 def watch(*numbers: int) -> None:
-    """From here on the thread sees these signals."""
+    """Let the thread see these signals from here on."""
     for number in numbers:
         signal.signal(number, lambda *_: None)
 
@@ -103,7 +103,7 @@ def _end_on_signal(reader: int, program: str) -> None:
 
 
 def _ends(number: int) -> bool:
-    """Whether a signal ends this rank now."""
+    """Note a signal; return whether it ends this rank."""
     again = number == signal.SIGINT and Stops.was_interrupted
     ends = number in ENDS and (again or not Stops.are_deferred)
     Stops.was_interrupted |= number == signal.SIGINT
@@ -112,7 +112,7 @@ def _ends(number: int) -> bool:
 
 
 def _say(program: str, text: str) -> None:
-    """By the first rank alone, and by the system: another thread may be within a print."""
+    """Print on the first rank alone, by a system call: another thread may be within a print."""
     if launcher_rank() == 0:
         with suppress(OSError):  # nobody need listen
             os.write(2, f"\n{program}: {text}\n".encode())

@@ -55,13 +55,13 @@ _ARCHITECTURES = re.compile(r"^// architectures:(.*)$", re.MULTILINE)
 
 
 def flatten(path: Path, directories: Sequence[Path], constants: Constants = NO_CONSTANTS) -> str:
-    """The source of a kernel file with its ``#include "..."`` files in place, each once.
+    """Return the source of a kernel file with its ``#include "..."`` files in place, each once.
 
-    ``#include NAME`` stands for the header that the constant of that name is.
+    ``#include NAME`` stands for the header that the constant of that name gives.
 
-    nvcc's preprocessor need not run to know whether a compiled version is in the cache. ``#line`` keeps
-    every error at its own file and line. The compiler decides about an ``#include`` within an ``#if`` or a
-    comment where its file is not there. Raises UserError for any other file that is not there, and for one
+    So nvcc's preprocessor need not run to know whether a compiled version is in the cache. ``#line`` keeps
+    every error at its own file and line. An ``#include`` within an ``#if`` or a comment, of a file that is
+    not there, is left to the compiler. Raises UserError for any other file that is not there, and for one
     that is not UTF-8.
     """
     return _Flattener(directories, constants).flat(path, False)
@@ -113,13 +113,13 @@ def _text(path: Path) -> str:
 
 
 def _file_of(source: str) -> str:
-    """The kernel file that a whole source was made from: that of its first line."""
+    """Return the kernel file that a whole source was made from: its first line names it."""
     match = _FIRST_LINE.search(source)
     return match[1] if match else "a kernel source"
 
 
 def find(name: str, directories: Sequence[Path]) -> Path:
-    """The first file of that name in the directories; UserError where there is none."""
+    """Find the first file of that name in the directories. Raises UserError if there is none."""
     for directory in directories:
         if (directory / name).is_file():
             return directory / name
@@ -128,7 +128,7 @@ def find(name: str, directories: Sequence[Path]) -> Path:
 
 
 def declared_constants(source: str) -> list[dict[str, list[str]]]:
-    """The constants that a kernel file declares, line by line, each with the values it may take.
+    """List the constants that a kernel file declares, line by line, each with the values it may take.
 
     Raises UserError for a line of another form.
     """
@@ -146,7 +146,7 @@ def _constant(item: str) -> tuple[str, str]:
 
 
 def architectures(source: str) -> list[str] | None:
-    """The architectures that a kernel file is for; None: all."""
+    """List the architectures that a kernel file is for; None: all."""
     match = _ARCHITECTURES.search(source)
     return match[1].split() if match else None
 
@@ -161,7 +161,7 @@ def all_constants(source: str, directories: Sequence[Path] = (KERNELS,)) -> list
 
 
 def _expanded(values: Sequence[str], directories: Sequence[Path]) -> list[str]:
-    """The values, headers in place of each pattern of them."""
+    """List the values, each pattern replaced by the headers it matches."""
     result = []
     for value in values:
         if "*" not in value:
@@ -173,14 +173,14 @@ def _expanded(values: Sequence[str], directories: Sequence[Path]) -> list[str]:
 
 
 def _declares(line: Mapping[str, Sequence[str]], given: Mapping[str, str]) -> bool:
-    """Whether a line of declared constants allows these."""
+    """Return whether a line of declared constants allows these."""
     return line.keys() == given.keys() and all(
         any(fnmatchcase(given[name], value) for value in values) for name, values in line.items()
     )
 
 
 def with_constants(source: str, constants: Constants) -> str:
-    """The source with a value for each declared constant; ValueError for missing or unknown ones."""
+    """Return the source with its constants defined. Raises ValueError for missing or unknown constants."""
     given = {name: str(value) for name, value in constants.items()}
     declared = declared_constants(source)
     if not any(_declares(line, given) for line in declared or [{}]):
@@ -281,7 +281,7 @@ class KernelLibrary:
         self._modules: dict[tuple[object, ...], _Module] = {}
 
     def source(self, file: str, constants: Constants) -> str:
-        """The whole source of ``file`` (a name without ``.cu``) under these constants."""
+        """Return the whole source of ``file`` (a name without ``.cu``) under these constants."""
         return with_constants(flatten(self._path(file), self.directories, constants), constants)
 
     def compile(self, wanted: Iterable[tuple[str, Constants]]) -> None:
@@ -311,7 +311,7 @@ class KernelLibrary:
             raise UserError(f"{_file_of(source)}: {error}") from None
 
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
-        """The kernel ``name`` of ``file`` under these constants; loaded once.
+        """Return the kernel ``name`` of ``file`` under these constants; load it once.
 
         Raises UserError for a kernel that the file does not have, or that cannot be launched.
         """

@@ -86,7 +86,7 @@ class Library(NamedTuple):
 
 
 def identify(account: str) -> Library:
-    """The library behind what ``MPI.Get_library_version`` says."""
+    """Identify the library by the text of ``MPI.Get_library_version``."""
     for family, pattern in _NAMES:
         match = re.search(pattern, account)
         if match:
@@ -95,10 +95,10 @@ def identify(account: str) -> Library:
 
 
 def has_cuda_support() -> bool | None:
-    """Whether the loaded library was built for CUDA buffers, by its own word; None: it has no word for it.
+    """Return whether the loaded library says it was built for CUDA buffers; None if it cannot say.
 
-    ``MPIX_Query_cuda_support`` is in Open MPI since 2.0 and in MPICH 4; mpi4py does not have it. MPI has
-    been started.
+    ``MPIX_Query_cuda_support`` is in Open MPI since 2.0 and in MPICH 4; mpi4py does not have it. MPI must
+    have been started.
     """
     from mpi4py import MPI
 
@@ -111,7 +111,7 @@ def has_cuda_support() -> bool | None:
 
 
 def library_path() -> str:
-    """The file that the MPI library was loaded from; empty where that cannot be told."""
+    """Return the file that the MPI library was loaded from; empty where that cannot be told."""
     with open("/proc/self/maps") as lines:
         paths = [line.split(maxsplit=5)[-1].strip() for line in lines]
     return next((path for path in paths if re.search(r"/libmpi(ch)?\.so[^/]*$", path)), "")
@@ -130,10 +130,10 @@ class Verdict:
 
 
 def judge(library: Library, built: bool | None, tried: Mapping[str, str] | None) -> Verdict:
-    """From what `has_cuda_support` says, and from what the probe found here, if it ran.
+    """Decide from the answer of `has_cuda_support`, and from the probe's results here, if it ran.
 
-    What was tried counts for more than what the library says; but Iallreduce is never used where it is known
-    to crash.
+    A result of the probe counts for more than what the library says; but Iallreduce is never used where it is
+    known to crash.
     """
     row, tried = library.row, tried or {}
     failed = [call for call in (SENDRECV, SHARDS) if tried.get(call, WORKS) != WORKS]

@@ -41,7 +41,7 @@ def key(job: Job, driver: Driver) -> dict[str, object]:
 
 
 def path(key: Mapping[str, object]) -> Path:
-    """The file of the answer for this key."""
+    """Return the file of the answer for this key."""
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     return cache_folder("probe") / f"{digest[:16]}.json"
 
@@ -65,7 +65,7 @@ def write(key: Mapping[str, object], results: Mapping[str, str]) -> None:
 
 
 def read(key: Mapping[str, object]) -> dict[str, str] | None:
-    """The results that are kept for this key; None where there are none."""
+    """Read the results that are kept for this key; return None if there are none."""
     try:
         content = json.loads(path(key).read_text())
         return {str(call): str(result) for call, result in content["results"].items()}

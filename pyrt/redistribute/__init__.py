@@ -124,10 +124,16 @@ class Bound(Protocol):
     """A move of two device arrays, made once and done any number of times."""
 
     def start(self) -> None:
-        """What fills the source is queued on the compute stream, and so is all that used the target."""
+        """Start the move.
+
+        Work that fills the source or used the target is already queued on the compute stream.
+        """
 
     def finish(self) -> None:
-        """What is queued on the compute stream from here on sees the target, and may write the source."""
+        """End the move.
+
+        Work queued on the compute stream from here on sees the target and may write the source.
+        """
 
 
 class Redistributor(Protocol):
@@ -138,9 +144,9 @@ class Redistributor(Protocol):
     """Whether ``start`` and ``finish`` only queue work on the device: a graph can hold them then."""
 
     def bind(self, phase_name: str, move: Redistribution, source: DeviceArray, target: DeviceArray) -> Bound:
-        """The move of this rank's regions, matrices that may be views of some columns.
+        """Bind the move of this rank's regions, matrices that may be views of some columns.
 
-        Every rank binds it, with regions of the same matrix. Of a sum to ``whole`` source and target may be
+        Every rank binds it, with regions of the same matrix. For a sum to ``whole``, source and target may be
         the same array. Raises ValueError for arrays of other shapes or dtypes.
         """
 
@@ -166,7 +172,7 @@ def require_fitting(
 
 
 def create(name: str, setting: RedistributionContext) -> Redistributor:
-    """The links of that name; ``local`` whatever the name where there is one rank.
+    """Make the links of that name; ``local`` whatever the name where there is one rank.
 
     Collective. Raises UserError, on all ranks, where they cannot work here.
     """

@@ -95,6 +95,6 @@ class HostLinks(StagedLinks):
         return lambda stream: array.queue_upload(host, stream)
 
     def bind_sum(self, parts: Memory, size: int, result: Memory) -> QueueWork:
-        """In NumPy, at once."""
+        """Sum with NumPy, at once."""
         assert isinstance(parts, _HostMemory) and isinstance(result, _HostMemory)
         return bind_numpy_sum(parts.host.reshape(self.setting.job.size, size), result.host)

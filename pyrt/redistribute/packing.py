@@ -20,7 +20,7 @@ _MOST_BLOCKS = 32  # of a message: copies over the bus need no more
 
 
 def kernel_file(dtype: np.dtype) -> tuple[str, Constants]:
-    """The kernel file and constants of what packs and unpacks."""
+    """Name the kernel file and constants of packing and unpacking."""
     return "comm/packing", {"REAL": REALS[dtype]}
 
 
@@ -41,7 +41,7 @@ class Packing:
 
     @classmethod
     def of(cls, array: DeviceArray, parts: Sequence[Region]) -> Packing:
-        """The messages that are these parts of an array."""
+        """Lay out these parts of an array as messages."""
         counts, columns = [part.size for part in parts], array.shape[1]
         require_countable(sum(counts) + VEC4 * len(counts))
         if array.is_contiguous and all(part.size == 0 or part.shape[1] == columns for part in parts):
@@ -56,12 +56,12 @@ class Packing:
         return cls(parts, counts, starts, end * VEC4, is_array=False)
 
     def apart(self) -> dict[Region, int]:
-        """The parts, each once, and where each begins."""
+        """Map each part, once, to its start."""
         return dict(zip(self.parts, self.starts, strict=True))
 
 
 def bind_kernel(name: str, array: DeviceArray, packing: Packing, packed: DeviceArray) -> QueueWork:
-    """The kernel that packs an array into a buffer, or unpacks it."""
+    """Bind the kernel that packs an array into a buffer, or unpacks it."""
     file, constants = kernel_file(array.dtype)
     kernel = KernelLibrary(array.driver).kernel(file, name, **constants)
     apart = packing.apart()
@@ -72,7 +72,7 @@ def bind_kernel(name: str, array: DeviceArray, packing: Packing, packed: DeviceA
 
 
 def bind_numpy(name: str, array: DeviceArray, packing: Packing, packed: np.ndarray) -> QueueWork:
-    """The same in NumPy, where the host can use the array's memory."""
+    """Bind the same in NumPy, where the host can use the array's memory."""
     whole = array.host_view()
     pairs = []
     for part, start in packing.apart().items():

@@ -37,7 +37,7 @@ _PAST_BYTES = 8  # what a block remembers of the last move
 
 
 def kernel_file(dtype: np.dtype, ranks: int) -> tuple[str, Constants]:
-    """The kernel file and constants of the moves of so many ranks."""
+    """Name the kernel file and constants of moves among ``ranks`` ranks."""
     return "comm/redistribute", {"REAL": REALS[dtype], "MOST_RANKS": most_ranks(ranks)}
 
 
@@ -171,9 +171,9 @@ def _packed_stage(
 
 
 def _place(move: Redistribution, index: int, ranks: int, receiver: int, sender: int) -> int:
-    """Where the message of a sender, in a stage, lies in a slot of the receiver's mailbox; in vec4s.
+    """Find where a sender's message of a stage lies in a slot of the receiver's mailbox; in vec4s.
 
-    Messages lie there in the order of the stages, and of the senders. An empty one takes a four, too.
+    Messages lie there in the order of the stages, then of the senders. An empty one takes one vec4, too.
     """
     before = [(stage, other) for stage in move.stages[:index] for other in range(ranks)]
     if index < len(move.stages):

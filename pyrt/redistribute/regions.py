@@ -35,7 +35,7 @@ class Region(NamedTuple):
         return Region(_both(self.rows, other.rows), _both(self.columns, other.columns))
 
     def within(self, outer: Region) -> Region:
-        """The same part, counted from the first row and column of a region that holds it."""
+        """Return the same part, counted from the first row and column of a region that holds it."""
         (row, _), (column, _) = outer
         return Region(
             (self.rows[0] - row, self.rows[1] - row), (self.columns[0] - column, self.columns[1] - column)

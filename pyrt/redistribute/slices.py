@@ -33,7 +33,7 @@ def require_countable(size: int) -> None:
 
 
 def packed_slice(array: DeviceArray, part: Region, place: int) -> bytes:
-    """A part of an array, which is packed from four number ``place`` on."""
+    """Describe a part of an array, packed from vec4 ``place`` on, for a kernel."""
     view = array.rows(*part.rows).columns(*part.columns)
     columns = view.size if view.is_contiguous else view.shape[1]
     rows_fit = columns == view.size or (columns % VEC4 == 0 and view.ld * view.dtype.itemsize % _ALIGNED == 0)
@@ -42,5 +42,5 @@ def packed_slice(array: DeviceArray, part: Region, place: int) -> bytes:
 
 
 def in_device_memory(driver: Driver, slices: Sequence[bytes]) -> DeviceArray:
-    """The slices, one behind the other, for a kernel."""
+    """Copy the slices to the device for a kernel, back to back."""
     return DeviceArray.from_host(driver, np.frombuffer(b"".join(slices), np.uint8))

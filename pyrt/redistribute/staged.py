@@ -70,15 +70,15 @@ class StagedLinks(ABC):
 
     @abstractmethod
     def memory_of(self, array: DeviceArray) -> Memory | None:
-        """The memory of an array without gaps, where MPI can be given that."""
+        """Return the memory of an array without gaps; None if MPI cannot be given it."""
 
     @abstractmethod
     def outgoing(self, size: int) -> Memory:
-        """A buffer for messages of any move to other ranks."""
+        """Return a buffer for messages of any move to other ranks."""
 
     @abstractmethod
     def incoming(self, size: int) -> Memory:
-        """One for those from other ranks."""
+        """Return a buffer for messages from others."""
 
     @abstractmethod
     def bind_copy(self, name: str, array: DeviceArray, packing: Packing, memory: Memory) -> QueueWork:
@@ -145,7 +145,7 @@ class StagedMove:
     def _bind_sum(
         self, move: Redistribution, target: DeviceArray, given: Memory, outgoing: Packing
     ) -> QueueWork:
-        """The messages of a sum, and what adds them up; what delivers the sum."""
+        """Bind the messages and the addition of a sum; return the work that delivers it."""
         links, ranks, rank = self._links, self._job.size, self._job.rank
         size = move.stages[0].target_of(ranks, rank).size
         taken = links.incoming(ranks * size)
@@ -214,7 +214,7 @@ class StagedMove:
         self._driver.wait(self._compute, self._delivered)
 
     def _post_if_fetched(self) -> bool:
-        """Whether the messages are on their way."""
+        """Try to post the messages; return whether posted."""
         if not self._is_posted and self._driver.is_done(self._fetched):
             self._pack(self._links.stream)
             self._links.request = self._post()

@@ -85,7 +85,7 @@ def _command(wanted: str) -> list[str]:
 
 
 def runtime_library() -> Path:
-    """The compiled runtime, for all kernels; compiled on first use."""
+    """Return the compiled runtime, for all kernels; compile it on first use."""
     text = "".join(path.read_text() for path in (*_RUNTIME, *sorted(HERE.glob("*.h"))))
     folder = _folder(text, [], [], kernel_folder().path)
     if not is_kept(folder):
@@ -95,7 +95,7 @@ def runtime_library() -> Path:
 
 
 def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
-    """The compiled form of a whole kernel source, from the cache where it is there.
+    """Return the compiled form of a whole kernel source, from the cache where it is there.
 
     ``checked`` says whether its memory accesses can be checked. Raises UserError with the compiler's words.
     """
@@ -114,7 +114,7 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
 
 
 def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
-    """Whether the cache has what `kernel_library` gives."""
+    """Return whether the cache has `kernel_library`'s result."""
     return is_kept(_kernel_folder(translate(source), cache_dir, checked))
 
 
@@ -160,7 +160,7 @@ def translate(source: str) -> str:
 
 
 def _without_comment(match: re.Match[str]) -> str:
-    """A string as it is; of a comment the line breaks, so that what follows keeps its line."""
+    """Keep a string; replace a comment by its line breaks, so that what follows keeps its line."""
     return match[0] if not match[0].startswith("/") else "\n" * match[0].count("\n") or " "
 
 
@@ -171,7 +171,7 @@ def _shared_variable(match: re.Match[str]) -> str:
 
 
 def _folder(key: str, flags: list[str], link: list[str], cache: Path) -> Path:
-    """A folder named by what a library depends on: ``key``, flags, compiler."""
+    """Name a folder by all that a library depends on: ``key``, flags, compiler."""
     depends = "\0".join([key, compiler()[1], *_compiling(flags), *_linking(link)])
     return cache / hashlib.sha256(depends.encode()).hexdigest()[:32]
 

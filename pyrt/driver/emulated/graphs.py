@@ -32,7 +32,7 @@ class Capture:
         past[stream] = past.get(stream, 0) + 1
 
     def mark(self, stream: Stream) -> Place:
-        """This place in the stream."""
+        """Mark this place in the stream."""
         self._require_sound()
         event = Event()
         self._calls.append((stream, event.record))
@@ -59,7 +59,7 @@ class Capture:
         raise DeviceError(f"{what} during a capture")
 
     def end(self, create_stream: Callable[[], Stream]) -> Call:
-        """The graph as a callable that queues it on a stream; its other lanes get streams of their own.
+        """Return a callable that queues the graph on a stream; its other lanes get streams of their own.
 
         Raises DeviceError where no graph can be made; the streams are free again in any case.
         """

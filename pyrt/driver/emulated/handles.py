@@ -83,7 +83,7 @@ class Stream:
         self._work.put(work)
 
     def mark(self) -> Mark:
-        """A new mark behind all that was queued."""
+        """Put a new mark behind all that was queued."""
         return mark(self._work)
 
 
@@ -100,7 +100,7 @@ class Recording(Protocol):
         """Note a call that queues work on the stream it is given."""
 
     def mark(self, stream: Stream) -> Place:
-        """This place in the stream."""
+        """Mark this place in the stream."""
 
     def join(self, stream: Stream, place: Place) -> None:
         """Let a stream wait for a place of this capture; from then on it belongs to it."""
@@ -109,11 +109,11 @@ class Recording(Protocol):
         """Raise DeviceError for what must not be done during a capture; no graph will come of it."""
 
     def end(self, create_stream: Callable[[], Stream]) -> Call:
-        """The graph as a callable that queues it on a stream; its other lanes get streams of their own."""
+        """Return a callable that queues the graph on a stream; its other lanes get streams of their own."""
 
 
 def mark(work: WorkQueue) -> Mark:
-    """A new mark behind all that was queued."""
+    """Put a new mark behind all that was queued."""
     place = Mark()
     work.put(place.pass_by)
     return place

@@ -57,7 +57,7 @@ class Runtime:
             raise MemoryError("the checks of the emulated device need address space that is not there")
 
     def load(self, path: Path) -> ctypes.CDLL:
-        """A library of kernels."""
+        """Load a library of kernels."""
         return _load(path, ctypes.DEFAULT_MODE)
 
     def allocate(self, nbytes: int) -> int:

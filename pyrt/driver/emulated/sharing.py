@@ -22,17 +22,17 @@ class SharedFile:
 
 
 def create(nbytes: int) -> SharedFile:
-    """A new, empty file for so many bytes. Its random name tells it from what comes to have its number."""
+    """Create an empty file for so many bytes. Its random name tells it from a later one with its number."""
     name = f"pyrt-{secrets.token_hex(8)}"
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     return SharedFile(descriptor, f"{os.getpid()} {descriptor} {nbytes} {name}".encode())
 
 
 def open_shared(handle: bytes) -> tuple[int, int]:
-    """A descriptor of another process's file, and the number of bytes in it.
+    """Open another process's file: return its descriptor and the number of bytes in it.
 
     Raises UserError where it is not there, is not for this user, or belongs to this very process: as on a
-    GPU, a process does not import what is its own.
+    GPU, a process does not import its own memory.
     """
     pid, number, nbytes, name = handle.decode().split()
     path = f"/proc/{pid}/fd/{number}"

@@ -69,7 +69,7 @@ class Uses:
         self._uses: dict[object, tuple[str, tuple[int, ...]]] = {}
 
     def noting(self, what: str, addresses: Iterable[int], work: Work) -> Work:
-        """The work, noted as using these addresses from now until it is done."""
+        """Return the work, noted as using these addresses from now until it is done."""
         token = object()
         self._uses[token] = what, tuple(addresses)
 
