@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from functools import cache
+from importlib import import_module
+from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 from pyrt.driver import Driver, StreamHandle
@@ -280,13 +282,21 @@ class DeviceTimer:
 
 def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Calls that open and close the NVTX range of that name; the string is registered here, once."""
-    try:
-        import nvtx  # not above: it imports NumPy, which must wait for pyrt/job/__init__.py
-    except ImportError:  # a machine without the GPU packages
+    nvtx = _nvtx()
+    if nvtx is None:
         return _nothing, _nothing
     domain = nvtx.get_domain(None)
     attributes = domain.get_event_attributes(message=name, color="blue")
     return lambda: domain.push_range(attributes), domain.pop_range
+
+
+@cache
+def _nvtx() -> ModuleType | None:
+    """Import nvtx, if it is there: not at the top, since it imports NumPy, which must wait for pyrt/job."""
+    try:
+        return import_module("nvtx")
+    except ImportError:  # a machine without the GPU packages
+        return None
 
 
 def _nothing() -> None:

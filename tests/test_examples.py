@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import few
 from tests.mpi import mpirun
 
 
@@ -61,10 +62,16 @@ def test_my_gemm() -> None:
     assert float(rows["my_gemm"][0]) > 0 and float(rows["my_gemm"][-1]) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["train", "own_layer"])
-@pytest.mark.parametrize(
-    ("device", "ranks"), [pytest.param("emulated", 2, marks=pytest.mark.kernels), ("cpu", 3)]
-)
+TRAININGS = [
+    ("train", "emulated", 2),
+    ("own_layer", "cpu", 3),
+    ("own_layer", "emulated", 2),
+    ("train", "cpu", 3),
+]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("name", "device", "ranks"), few(TRAININGS[:2], of=TRAININGS))
 def test_training(name: str, device: str, ranks: int) -> None:
     *_, last = example(ranks, name, device)
     match = re.search(r"test accuracy ([\d.]+)$", last)

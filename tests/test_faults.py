@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from tests import mpi
+from tests import few, mpi
 from tests.mpi import ROOT
 from tests.pyrt.job.test_job import is_gone, wait_until
 from tests.test_killed import LIMIT, RECORD, Training
@@ -83,7 +83,7 @@ class TestStopped:
     undisturbed: ClassVar[dict[tuple[int, str], dict[str, bytes]]] = {}
 
     @pytest.mark.kernels
-    @pytest.mark.parametrize("way", WAYS, ids=ids)
+    @pytest.mark.parametrize("way", few([WAYS[2], *WAYS[5:]], of=WAYS), ids=ids)
     def test_a_stopped_rank_changes_no_bit(self, running: list[Training], tmp_path: Path, way: Way) -> None:
         self.stop(running, tmp_path, way, 1.5)
 

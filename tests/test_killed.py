@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyrt.exchange.registry import choices
-from tests import mpi
+from tests import few, mpi
 from tests.pyrt.job.test_job import is_gone, wait_until
 
 LIMIT = 10.0
@@ -139,8 +139,11 @@ def ends_without(training: Training, killed: int) -> None:
     assert time.monotonic() - killed_at < LIMIT
 
 
-@pytest.mark.parametrize("killed", [0, 2])
-@pytest.mark.parametrize("plan", ["data", "model"])
+PEERS = [("data", 0), ("model", 2), ("data", 2), ("model", 0)]
+"""Plan, and which of three ranks is killed."""
+
+
+@pytest.mark.parametrize(("plan", "killed"), few(PEERS[:2], of=PEERS))
 def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, plan: str, killed: int) -> None:
     """Their launcher, which would end them too, is stopped; it may lose what they said meanwhile."""
     training = start("peer", 3, *ENDLESS, "--plan", plan)

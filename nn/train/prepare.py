@@ -53,13 +53,15 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
 def _choose_plan(
     problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint
 ) -> Plan:
-    """Return the plan chosen before, else the one named, else the one that should be fastest."""
+    """Return the plan named, else the one chosen before, else the one that should be fastest."""
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
-    chosen = resume_point.plan(network, runtime.driver)
-    with job.agree():
-        if job.rank == 0:  # a file may be on this rank's node alone
-            plan = chosen or (choose_plan(settings, network, job.size) if settings.plan != AUTO else None)
-    plan = job.comm.bcast(plan)
+    if settings.plan == AUTO:
+        plan = resume_point.plan(network, runtime.driver)
+    else:
+        with job.agree():
+            if job.rank == 0:  # a file may be on this rank's node alone
+                plan = choose_plan(settings, network, job.size)
+        plan = job.comm.bcast(plan)
     if plan is not None:
         return plan
     task = Task(

@@ -14,6 +14,7 @@ from bench.checkpoints import Case, Measured, measure, options_of, steps_apart, 
 from nn.checkpoints.folder import Folder
 from pyrt.errors import UserError
 from pyrt.job import join
+from tests import few
 from tests.mpi import mpirun
 
 MEASURED = Measured("784-4-10", 3190, 25_520, 0.002, 0.0025, 0.005, 0.06, 1.5)
@@ -86,7 +87,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         checkpoints.checked_size(tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", few([2], of=[1, 2]))
 def test_the_program(tmp_path: Path, ranks: int) -> None:
     command = [sys.executable, "bench/checkpoints.py", "--device", "cpu", "--folder"]
     done = mpirun(ranks, *command, str(tmp_path))

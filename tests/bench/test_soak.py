@@ -45,6 +45,7 @@ def test_a_look_sees_what_the_process_takes():
     assert len(block) == 32 << 20
 
 
+@pytest.mark.long
 def test_a_job_is_soaked_and_ends_by_itself():
     done = mpirun(2, sys.executable, "bench/soak.py", "--minutes", "0.2", "--device", "cpu")
     assert done.returncode in (0, 1), done.stderr  # what grows in so few seconds is no leak

@@ -1,4 +1,4 @@
-"""The whole small report on the CPU, as `make report` makes it where there is no GPU: every study runs."""
+"""The small report on the CPU, as `make report` makes it without a GPU; `make test-long` runs all of it."""
 
 import csv
 import re
@@ -13,8 +13,13 @@ pytest.importorskip("matplotlib")
 from experiments import STUDIES
 from experiments.__main__ import study_of
 from experiments.study import FAILED
-from tests import standing_still
+from tests import LONG, standing_still
 from tests.mpi import ROOT, environment
+
+SLOW = ("correctness", "convergence", "roofline", "plans")
+"""Most of the time; tests/experiments has a file for what each of them works out."""
+
+RUN = [name for name in STUDIES if LONG or name not in SLOW]
 
 FIGURES = {
     "correctness": {"growth", "ends", "graded", "precision"},
@@ -34,7 +39,7 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     standing_still.allow(600)
     done = subprocess.run(
-        [sys.executable, "-m", "experiments", "--size", "small", "--out", str(folder)],
+        [sys.executable, "-m", "experiments", "--size", "small", "--out", str(folder), *RUN],
         cwd=ROOT,
         env=environment({"CUDA_VISIBLE_DEVICES": ""}),
         capture_output=True,
@@ -46,7 +51,7 @@ def report(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", RUN)
 def test_the_numbers_of_a_study_are_there(report, name):
     with (report / name / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -54,7 +59,7 @@ def test_the_numbers_of_a_study_are_there(report, name):
     assert [row[FAILED] for row in rows if row[FAILED]] == []
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", RUN)
 def test_the_page_has_every_figure_of_a_study(report, name):
     text = (report / "index.html").read_text()
     start = text.index(f'<section id="{name}">')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -251,7 +250,7 @@ class TestRanges:
     @pytest.fixture
     def ranges(self, monkeypatch: pytest.MonkeyPatch) -> Ranges:
         ranges = Ranges()
-        monkeypatch.setitem(sys.modules, "nvtx", ranges)
+        monkeypatch.setattr("pyrt.phases._nvtx", lambda: ranges)
         return ranges
 
     def test_they_are_nested_as_the_phases_are(self, ranges: Ranges, phases: Phases) -> None:

@@ -23,7 +23,7 @@ from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job, join
 from pyrt.kernels import KernelLibrary
-from tests import standing_still
+from tests import few, standing_still
 from tests.nn.small_runs import saved, using
 from train import train
 
@@ -58,13 +58,13 @@ def differ_from_the_reference(source, monkeypatch, exchanges, **changes):
     return failed
 
 
-@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parallel(few([1, 4], of=[1, 2, 3, 4]))
 def test_ranks_train_the_network_of_the_reference(digits, monkeypatch):
     without_kernels = [name for name in choices() if name not in ("peer", "hierarchical")]
     assert not differ_from_the_reference(digits(test=2), monkeypatch, without_kernels)
 
 
-@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
 def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch):
     """Having the ``driver`` open keeps a GPU's context from one run to the next."""
     where = {"device": driver.name, "share_gpus": True}
@@ -129,7 +129,7 @@ def test_a_run_over_peer_memory_that_diverges_closes_its_exchange_on_all_ranks(d
     assert left_of_peers()[1] == 0
 
 
-@pytest.mark.parametrize("gemm", GEMM_VERSIONS)
+@pytest.mark.parametrize("gemm", few(["naive", "warp", "mma", "wgmma"], of=GEMM_VERSIONS))
 def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
@@ -137,7 +137,7 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
 
 
 @pytest.mark.parallel([2])
-@pytest.mark.parametrize("exchange", choices())
+@pytest.mark.parametrize("exchange", few(["host", "peer", "hierarchical"], of=choices()))
 def test_components_of_weights_follow_them_on_every_rank(driver, digits, monkeypatch, exchange):
     """Wherever these were updated: gradients of a rank whose products took old ones would be far off."""
     if not runs_gemm("wgmma", driver.architecture):
@@ -233,7 +233,7 @@ def test_a_gpu_and_the_emulated_device_train_the_same_weights(driver, tmp_path, 
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([1, 3])
+@pytest.mark.parallel(few([3], of=[1, 3]))
 def test_every_order_and_the_checks_give_the_same_bits(shared):
     """On the emulated device; the checks find nothing."""
     options = using(device="emulated", hidden=(9, 7), epochs=2, samples=50, batch=20, save=shared / "w.npz")

@@ -217,7 +217,9 @@ def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.
     again = runs.resumed(stop=9, plan="auto")
     assert asked == ["auto", chosen[1]]
     assert again.environment["plan"].split("(")[0] == chosen[0].split("(")[0]
-    assert runs.resumed(exchange="blocking").environment["exchange"] == "blocking"
+    named = runs.resumed(stop=11, plan="model", exchange="blocking").environment
+    assert named["plan"].startswith("1 group(s) of 2 shards") and named["exchange"] == "blocking"
+    assert runs.resumed().environment["plan"].startswith("data")
     runs.clear()
     runs.kept(stop=7, plan="data")
     with pytest.raises(AssertionError, match="measured again"):

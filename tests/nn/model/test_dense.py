@@ -12,7 +12,7 @@ from nn.model.dense import Dense
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.errors import UserError
-from tests import standing_still
+from tests import few, standing_still
 from tests.nn.small_runs import using
 from train import train
 
@@ -159,14 +159,14 @@ def test_activations_of_all_kinds_in_one_network(of_layers, loss, dtype):
     assert not failures(of_layers, loss, dtype=dtype)
 
 
-@pytest.mark.parametrize("gemm", GEMM_VERSIONS)
+@pytest.mark.parametrize("gemm", few(["naive", "warp", "mma", "wgmma"], of=GEMM_VERSIONS))
 def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
     assert not failures(of_layers, device=driver.name, gemm=gemm)
 
 
-@pytest.mark.parallel([2, 3])
+@pytest.mark.parallel(few([3], of=[2, 3]))
 @pytest.mark.parametrize("plan", ["data", "model"])
 def test_activations_of_all_kinds_on_several_ranks(driver, of_layers, plan):
     assert not failures(of_layers, plan=plan)

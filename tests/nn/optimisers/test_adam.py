@@ -17,7 +17,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import join
-from tests import standing_still
+from tests import few, standing_still
 from tests.nn.checkpoints.test_resume import Runs
 from tests.nn.small_runs import using
 from train import train
@@ -271,13 +271,13 @@ def failed(source, exchanges, **where):
     return found
 
 
-@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
 def test_every_exchange_trains_the_network_of_the_reference(digits):
     exchanges = [name for name in choices() if name not in ("peer", "hierarchical")]
     assert not failed(digits, exchanges)
 
 
-@pytest.mark.parallel([1, 2, 4])
+@pytest.mark.parallel(few([2], of=[1, 2, 4]))
 def test_so_it_does_with_kernels(driver, digits):
     exchanges = [name for name in choices() if name != "device" or verdict(join(), driver).is_proven]
     assert not failed(digits, exchanges, device=driver.name, share_gpus=True)
@@ -359,7 +359,7 @@ def test_ranks_go_on_with_the_same_bits(runs: Runs) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel(few([2], of=[2, 4]))
 def test_ranks_on_a_device_go_on_with_the_same_bits(runs: Runs, driver) -> None:
     where = {"device": driver.name, "share_gpus": True}
     names = ["peer", *(["device"] if verdict(join(), driver).is_proven else [])]

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from nn.app import report
 from nn.app.load import problem_of
 from nn.app.options import Options
 from nn.input import load as load_data
@@ -13,7 +14,6 @@ from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.parallel import buckets, plan_files
 from nn.parallel.plan import Plan
 from nn.parallel.shard import Shard
-from nn.train import memory_needs
 from nn.train.memory_needs import Pool, lines_of, rehearse
 from nn.train.rank_resources import RankGroups, RankResources
 from nn.train.training import Training
@@ -110,10 +110,8 @@ CASES = [
 
 def differ(monkeypatch, kind, cases):
     """Where a run takes other memory than was counted before, on this rank."""
-    wrong, mine, largest = [], [], memory_needs.largest
-    monkeypatch.setattr(
-        memory_needs, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1]
-    )
+    wrong, mine, largest = [], [], report.largest
+    monkeypatch.setattr(report, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1])
     for case in cases:
         with monkeypatch.context() as patch:
             counted = Counted(patch, kind)

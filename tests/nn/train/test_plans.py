@@ -20,6 +20,7 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.host import HostExchange
 from pyrt.job import Job, join
+from tests import few
 from train import train
 
 SMALL = Options(
@@ -86,7 +87,7 @@ def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, b
         return {name: file[name].tobytes() for name in file.files if name != "run"}
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_plan_trains_the_network_of_the_reference(
     digits: str, shared: Path, job: Job, dtype: str
@@ -111,7 +112,7 @@ def on_device(digits: str, driver: Driver, **changes: Any) -> Options:
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 @pytest.mark.parametrize(("exchange", "graph"), [("host", True), ("peer", True), ("peer", False)])
 def test_plans_on_a_device(
     digits: str, shared: Path, job: Job, driver: Driver, exchange: str, graph: bool

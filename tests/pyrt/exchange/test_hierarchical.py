@@ -12,6 +12,7 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket
 from pyrt.exchange.peer import Peers, shares
 from pyrt.job import Job
+from tests import few
 from tests.pyrt.exchange.test_exchange import BUCKETS, SIZE, Trainer, check
 
 MIXES = {3: ["001", "011"], 5: ["00001", "00112"], 6: ["001111", "000112"]}
@@ -43,7 +44,7 @@ def test_sums_and_updates(driver: Driver, job: Job) -> None:
     node.Free()
 
 
-@pytest.mark.parallel([3, 5, 6])
+@pytest.mark.parallel(few([5], of=[3, 5, 6]))
 def test_nodes_of_unequal_sizes(driver: Driver, job: Job) -> None:
     """The ranks beyond those of the smallest node own no shard."""
     for nodes in MIXES[job.size]:

@@ -22,6 +22,7 @@ from pyrt.phases import Phases
 from pyrt.redistribute import Redistribution, RedistributionContext, device
 from pyrt.redistribute.regions import Region
 from pyrt.streams import Streams
+from tests import few
 from tests.pyrt.exchange.test_exchange import CountingComm
 from tests.pyrt.fakes import LateDriver
 
@@ -169,14 +170,14 @@ def require_device_buffers(job: Job, driver: Driver) -> None:
         pytest.skip("this MPI is not known to take device buffers")
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([4], of=[2, 3, 4]))
 def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     for kind, way in itertools.product((CpuDriver, LateDriver), ("host", "device")):
         check_series(kind(), job, way, dtype, SHAPES)
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 @pytest.mark.parametrize("way", redistribute.CHOICES)
 def test_moves_of_a_device(
     driver: Driver, job: Job, way: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch
