@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from pyrt.arrays import DeviceArray
-from pyrt.kernels import KERNELS, all_constants
-from tests import standing_still
 
 
 class Device:
@@ -35,19 +33,6 @@ class Device:
     def free(self):
         for array in self.arrays:
             self.driver.free(array.pointer)
-
-
-@pytest.fixture(scope="session")
-def library(library):
-    """The kernel library, everything in kernels/ compiled side by side beforehand."""
-    standing_still.allow(900)  # g++ takes its time for all of them
-    library.compile(
-        (str(path.relative_to(KERNELS).with_suffix("")), constants)
-        for path in sorted(KERNELS.rglob("*.cu"))
-        for constants in all_constants(path.read_text())
-    )
-    standing_still.allow()
-    return library
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from nn.parallel.buckets import gradient_layout, panels
 from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan
 from nn.parallel.shard import Shard
 from nn.program.operations import Operation
-from nn.train import training
+from nn.train import training_steps
 from pyrt.driver.null import DeviceProperties
 from pyrt.exchange.device import shards
 from pyrt.exchange.facts import NO_TRAFFIC, Traffic
@@ -257,12 +257,12 @@ def test_the_list_on_the_null_device_is_the_list_that_runs(
 ) -> None:
     lists: list[list[Any]] = []
 
-    class Step(training.TrainingStep):
+    class Step(training_steps.TrainingStep):
         def __init__(self, items: Any, *others: Any) -> None:
             lists.append(list(items))
             super().__init__(items, *others)
 
-    monkeypatch.setattr(training, "TrainingStep", Step)
+    monkeypatch.setattr(training_steps, "TrainingStep", Step)
     for plan in (Plan.data(2, 3), Plan.model(1, 2, 3), Plan(1, 2, (SAMPLES, ROWS, COLUMNS))):
         counted_run(SETTING, plan, shared, job)
         task = Task(Network.dense((12, 9, 7, 5), "sigmoid", "softmax"), 20)
