@@ -63,7 +63,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_all_of_pyrt_and_nothing_else(wheel: Path) -> None:
     names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
     found = {name for name in names if not name.parts[0].endswith(".dist-info")}
-    of_pyrt = (path for path in (ROOT / "pyrt").rglob("*") if path.suffix in (".py", ".h", ".cpp"))
+    of_pyrt = (path for path in (ROOT / "pyrt").rglob("*") if path.suffix in (".py", ".h", ".cpp", ".map"))
     kernels = (path.relative_to(ROOT / "kernels") for path in (ROOT / "kernels").rglob("*.cu*"))
     wanted = {path.relative_to(ROOT) for path in of_pyrt}
     assert found == wanted | {"pyrt/kernels/source" / path for path in kernels}

@@ -28,6 +28,7 @@ NAMES = HERE / "cuda_names.h"
 _HEADERS = HERE / "headers"
 """What a kernel file may include of CUDA's."""
 _RUNTIME = [HERE / "runtime.cpp", HERE / "memory.cpp", HERE / "checks.cpp"]
+_EXPORTS = HERE / "exports.map"
 _LIBRARY = "library.so"
 
 # initial-exec: threadIdx is one load from thread-local storage, not a call. No contraction to fused
@@ -86,11 +87,12 @@ def _command(wanted: str) -> list[str]:
 
 def runtime_library() -> Path:
     """Return the compiled runtime, for all kernels; compile it on first use."""
-    text = "".join(path.read_text() for path in (*_RUNTIME, *sorted(HERE.glob("*.h"))))
-    folder = _folder(text, [], [], kernel_folder().path)
+    text = "".join(path.read_text() for path in (*_RUNTIME, *sorted(HERE.glob("*.h")), _EXPORTS))
+    link = [f"-Wl,--version-script={_EXPORTS}"]
+    folder = _folder(text, [], link, kernel_folder().path)
     if not is_kept(folder):
         log.info("compiling the emulated device (not in the cache yet; some seconds)")
-    make_folder(folder, partial(_compile, _RUNTIME, _compiling([]), _linking([])))
+    make_folder(folder, partial(_compile, _RUNTIME, _compiling([]), _linking(link)))
     return folder / _LIBRARY
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,3 +80,12 @@ def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
         UserError, match=r"^\S+/library\.so: .+ \(noexec\): set PYRT_CACHE_DIR to a folder of"
     ):
         runtime._load(library, ctypes.DEFAULT_MODE)
+
+
+def test_the_runtime_shows_nothing_of_the_cpp_library() -> None:
+    """It is loaded for all to see; libraries that are loaded later must not take C++'s from it."""
+    library = compile.runtime_library()
+    printed = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
+    names = [line.split()[-1] for line in printed.splitlines()]
+    ours = ("emulated_", "_ZN8emulated", "__tsan_", "__ubsan_", "__wrap_")
+    assert names and [name for name in names if not name.startswith(ours)] == []
