@@ -39,9 +39,8 @@ def main(job: Job) -> int:
         with job.agree():
             options = parse(sys.argv[1:])
         if STDOUT in options.written.values() and job.rank == 0:
-            stack.enter_context(
-                contextlib.redirect_stdout(sys.stderr)
-            )  # messages: standard output has a result
+            # Standard output gets a result; messages go to standard error.
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         with phases.phase("import packages"):
             wake(options.device)  # CUDA starts beside the imports
             from nn.app import load, pipeline, start  # noqa: F401 (they import the rest)
@@ -85,10 +84,9 @@ def train(
         with start.open_runtime(options, job, phases, console) as runtime:
             data = load.finish(reading, runtime, console)
             options = with_common_gemm(options, runtime)
-            problem = load.make_problem(options, data, job)  # the network, its optimiser, its batches
-            prepared = prepare(
-                problem, runtime, resume_point
-            )  # exchange, plan, place of the data; counts memory
+            # The network, its optimiser and its batches; then exchange, plan, place of the data, memory.
+            problem = load.make_problem(options, data, job)
+            prepared = prepare(problem, runtime, resume_point)
             pipeline.save_plan(options, prepared.shard.plan, job)
             report = report_of(options, prepared, runtime)
             if options.memory:

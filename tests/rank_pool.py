@@ -59,7 +59,7 @@ extern "C" int sched_yield() noexcept
 
 @cache
 def _naps() -> dict[str, str]:
-    """Compile ``_NAP``; the variable that puts it in the place of the system's; empty without a compiler."""
+    """Compile ``_NAP``; return the variable that loads it before the C library; empty without a compiler."""
     try:
         command, version = compiler()
     except UserError:

@@ -1,1 +1,1 @@
-"""What train.py is made of: options, start, data, pipeline, report, memory table, console."""
+"""The parts of train.py: options, start, data, pipeline, report, memory table, console."""

@@ -13,7 +13,7 @@ from nn.app.options import Options
 from nn.files import onnx
 from nn.input import Dataset, Wanted, suspicious
 from nn.input import load as load_data
-from nn.input.validation_split import TAIL, held_out_last, split
+from nn.input.validation_split import split, with_held_out_last
 from nn.problem.problem import Problem
 from pyrt.errors import UserError
 from pyrt.job import Job
@@ -52,9 +52,7 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
         if found.test_images is None:
             raise UserError(f"--evaluate: {found.name} has no test images: give data that has them")
         return found, lines
-    if options.val_split != TAIL:
-        order = held_out_last(found.labels, options.val_fraction, options.val_split, options.seed)
-        found = replace(found, images=found.images[order], labels=found.labels[order])
+    found = with_held_out_last(found, options.val_fraction, options.val_split, options.seed)
     rows = split(len(found.images), options.val_fraction)
     used = min(options.samples or rows, rows)
     return found, lines + suspicious.of_labels(found, used, rows, options.val_split)

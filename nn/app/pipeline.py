@@ -1,4 +1,4 @@
-"""What a run does once all is decided: train, evaluate, check, save, keep checkpoints on the way."""
+"""Trains or evaluates once all is decided; checks and saves the result, and keeps checkpoints on the way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_plan(options: Options, plan: Plan, job: Job) -> None:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A run whose trainer is there; the report says what it stands on."""
+    """A run with its trainer; the report describes what it uses."""
 
     options: Options
     trainer: Trainer

@@ -91,7 +91,7 @@ class Report:
 
 
 def report_of(options: Options, prepared: Prepared, runtime: Runtime) -> Report:
-    """Say what the run stands on, before it begins. Collective."""
+    """Make the report of a run that has not begun: its options, what it uses, its memory. Collective."""
     needs, environment = largest(prepared.rehearsal.needs, runtime.job), describe(prepared, runtime)
     environment["header"] = header(environment, prepared.problem)
     return Report(options.as_json(), environment, memory=needs)

@@ -1,4 +1,4 @@
-"""What a run does before it makes anything: the same on all ranks, files that can be written, a device."""
+"""Prepares a run: compares the ranks, finds the checkpoint to resume from, tests files, opens the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_alike(options: Options, job: Job) -> None:
     """Raise UserError on all ranks unless they have the same options and versions. Collective."""
     if job.size > 1:
         versions = {"Python": platform.python_version(), "NumPy": np.__version__}
-        files_of_ours = sources(*(_PROJECT / folder for folder in ("pyrt", "nn", "kernels")))
+        files_of_ours = sources(*(_PROJECT / place for place in ("train.py", "pyrt", "nn", "kernels")))
         require_alike_on_ranks(job, {**versions, **files_of_ours}, "install the same version on all nodes")
         require_alike_on_ranks(job, options.common, "give all ranks the same options")
 

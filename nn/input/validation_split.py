@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
+
+from nn.input.dataset import Dataset
 
 TAIL, RANDOM, STRATIFIED = SPLITS = ("tail", "random", "stratified")
 """Ways to choose the rows: the last ones; any; as large a part of each class."""
@@ -18,6 +21,14 @@ def split(images: int, val_fraction: float) -> int:
     """
     numerator, denominator = _ratio(val_fraction)
     return images - images * numerator // denominator
+
+
+def with_held_out_last(data: Dataset, val_fraction: float, how: str, seed: int) -> Dataset:
+    """Return the data set with the rows that validate last: see `held_out_last`."""
+    if how == TAIL:
+        return data
+    order = held_out_last(data.labels, val_fraction, how, seed)
+    return replace(data, images=data.images[order], labels=data.labels[order])
 
 
 def held_out_last(labels: np.ndarray, val_fraction: float, how: str, seed: int) -> np.ndarray:

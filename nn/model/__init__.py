@@ -1,1 +1,1 @@
-"""What a network is: layers, loss, initial values; the same in NumPy (reference.py)."""
+"""The network: layers, loss, initial values; and its equations in NumPy (reference.py)."""

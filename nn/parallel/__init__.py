@@ -1,1 +1,1 @@
-"""Who has what: the plan, a rank's shard, buckets of gradients, parameters gathered on rank 0."""
+"""Divides a network over ranks: plan, a rank's shard, buckets of gradients, parameters gathered on rank 0."""

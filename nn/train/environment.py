@@ -1,4 +1,4 @@
-"""What a run stands on: ranks, devices, plan, exchange, versions; kept in its report and checkpoints."""
+"""Describes what a run uses: ranks, devices, plan, exchange, versions; for its report and checkpoints."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from nn.checkpoints.resume_point import open_resume_point
 from nn.checkpoints.versions import code
 from nn.files import onnx, parameters
 from nn.input.dataset import Dataset, Samples
-from nn.input.validation_split import TAIL, held_out_last
+from nn.input.validation_split import with_held_out_last
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from nn.optimisers.base import Optimiser
@@ -58,9 +58,7 @@ class Trainer:
         cannot work.
         """
         wanted = with_common_gemm(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
-        if wanted.val_split != TAIL:
-            order = held_out_last(data.labels, wanted.val_fraction, wanted.val_split, wanted.seed)
-            data = replace(data, images=data.images[order], labels=data.labels[order])
+        data = with_held_out_last(data, wanted.val_fraction, wanted.val_split, wanted.seed)
         problem = Problem.of(wanted, data, network, optimiser, _described(wanted, network, optimiser))
         with ExitStack() as failing:
             resume_point = open_resume_point(wanted, runtime.job, runtime.warn)

@@ -17,7 +17,7 @@ from pyrt.redistribute import Redistributor
 
 @dataclass(frozen=True)
 class StepMaker:
-    """What this rank's steps are made of."""
+    """Makes this rank's steps from its model, arrays, batches and exchange."""
 
     model: RankModel
     arrays: TrainingArrays
@@ -25,7 +25,7 @@ class StepMaker:
     batches: Batches
     exchange: Exchange
     wrap: Wrap
-    """What is put around each operation."""
+    """Wraps the queueing of each operation, as --check-each does."""
 
     def launched(self, batch: int) -> Steps:
         """Make steps with batches of this size whose kernels the host launches."""

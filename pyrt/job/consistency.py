@@ -21,12 +21,12 @@ _MOST = 4
 
 
 @cache
-def sources(*folders: Path) -> dict[str, str]:
-    """Return the source files of some folders, e.g. ``nn/program/step.py``, each with a short digest."""
+def sources(*places: Path) -> dict[str, str]:
+    """Return source files, and those of folders, e.g. ``nn/program/step.py``, each with a short digest."""
     return {
-        f"{folder.name}/{file.relative_to(folder)}": hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
-        for folder in folders
-        for file in sorted(folder.rglob("*"))
+        str(file.relative_to(place.parent)): hashlib.sha256(file.read_bytes()).hexdigest()[:_DIGITS]
+        for place in places
+        for file in ([place] if place.is_file() else sorted(place.rglob("*")))
         if file.suffix in _SUFFIXES
     }
 

@@ -1,1 +1,1 @@
-"""Does this MPI take device buffers, here? libraries.py decides, checks.py tries it in a job of its own."""
+"""Finds out whether this MPI takes device buffers here: checks.py tries it in a job, libraries.py decides."""

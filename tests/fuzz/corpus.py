@@ -85,14 +85,14 @@ def of_format(reader: Reader, canary: Path) -> Iterator[Case]:
 
 
 def thinned(of_all: Iterator[Case]) -> Iterator[Case]:
-    """A fourth of them, by what they are called; all where `LONG`."""
+    """Take a fourth of the cases, by their names; all where `LONG`."""
     for what, data in of_all:
         if LONG or not zlib.crc32(what.encode()) % 4:
             yield what, data
 
 
 def dealt(reader: Reader, of_all: Iterator[Case]) -> Iterator[Case]:
-    """A sixth of them, and of that its share among the readers of this family."""
+    """Take this reader's share among its family of a sixth of the cases; all where `LONG`."""
     alike = [other for other in READERS if other.family == reader.family]
     for what, data in of_all:
         if LONG or zlib.crc32(what.encode()) % (6 * len(alike)) == alike.index(reader):

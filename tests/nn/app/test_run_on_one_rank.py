@@ -98,7 +98,7 @@ def test_precisions_are_there_for_the_sets_that_are_there(digits, fraction, test
 
 
 def test_the_validation_set_is_the_end_of_the_training_set(digits):
-    """Of 50 images the last 10: shuffled, or with fewer samples, too."""
+    """The last 10 of 50 images validate, also if batches are shuffled or samples are fewer."""
     source = digits()
     report = train(using(data=source, val_fraction=0.2, samples=11, epochs=1, lr=1e-30))
     held_out = load_data(source)

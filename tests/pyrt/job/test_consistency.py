@@ -63,6 +63,8 @@ def test_sources_are_those_that_run(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / "nn" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "nn" / name).write_text(text)
+    (tmp_path / "train.py").write_text("x = 1")
+    assert [*sources(tmp_path / "train.py")] == ["train.py"]
     found = sources(tmp_path / "nn", tmp_path / "none")
     assert list(found) == ["nn/a.py", "nn/b/c.cu", "nn/b/d.cuh"]
     sources.cache_clear()
