@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.corpus import Case, bombs, cases, every_byte
+from tests.fuzz.corpus import cases
+from tests.fuzz.damage import Case, every_byte
+from tests.fuzz.npz import bombs
 from tests.fuzz.readers import READERS, Reader, each
 from tests.fuzz.watch import examine, watching
 

@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import LONG
-from tests.fuzz.corpus import DTYPES, Place, npy, patched, paths, replaced
+from tests.fuzz.damage import patched
+from tests.fuzz.json_documents import Place, paths, replaced
+from tests.fuzz.npy import DTYPES, npy
 from tests.fuzz.readers import READERS, Reader, content_of, each, pack_gzip, pack_idx, pack_zip, with_header
 from tests.fuzz.watch import examine, watching
 

@@ -18,7 +18,7 @@ from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import join
 from tests import few, standing_still
-from tests.nn.checkpoints.test_resume import Runs
+from tests.nn.checkpoints.runs import Runs
 from tests.nn.small_runs import using
 from train import train
 

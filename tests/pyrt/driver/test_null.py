@@ -13,7 +13,7 @@ from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.kernels import KERNELS, KernelLibrary
-from tests.pyrt.exchange.test_exchange import BUCKETS, PEERS, Trainer
+from tests.pyrt.exchange.trainer import BUCKETS, PEERS, Trainer
 from tests.pyrt.fakes import missing_from_protocol
 
 F4 = np.dtype("f4")

@@ -19,7 +19,7 @@ from pyrt.job import Job
 from pyrt.mpi_probe import probe_cache
 from pyrt.mpi_probe.libraries import SENDRECV, SHARDS, WORKS, Verdict
 from tests import mpi
-from tests.pyrt.exchange.test_exchange import BUCKETS, Trainer, check
+from tests.pyrt.exchange.trainer import BUCKETS, Trainer, check
 from tests.pyrt.fakes import LateDriver
 
 JOBS = str(Path(__file__).parents[1] / "scripts" / "device_jobs.py")

@@ -13,7 +13,7 @@ from pyrt.exchange import Bucket
 from pyrt.exchange.peer import Peers, shares
 from pyrt.job import Job
 from tests import few
-from tests.pyrt.exchange.test_exchange import BUCKETS, SIZE, Trainer, check
+from tests.pyrt.exchange.trainer import BUCKETS, SIZE, Trainer, check
 
 MIXES = {3: ["001", "011"], 5: ["00001", "00112"], 6: ["001111", "000112"]}
 """By the number of ranks: the node of each."""

@@ -19,7 +19,7 @@ from pyrt.exchange import Bucket
 from pyrt.exchange.peer import VEC4, Share, shares
 from pyrt.job import Job
 from tests import few
-from tests.pyrt.exchange.test_exchange import (
+from tests.pyrt.exchange.trainer import (
     BUCKETS,
     PARAMETERS,
     PEERS,

@@ -13,7 +13,7 @@ from pyrt.exchange import Bucket, peer
 from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.exchange.registry import choices
 from pyrt.job import Job
-from tests.pyrt.exchange.test_exchange import (
+from tests.pyrt.exchange.trainer import (
     BUCKETS,
     PARAMETERS,
     RATE,

@@ -23,7 +23,7 @@ from pyrt.redistribute import Redistribution, RedistributionContext, device
 from pyrt.redistribute.regions import Region
 from pyrt.streams import Streams
 from tests import few
-from tests.pyrt.exchange.test_exchange import CountingComm
+from tests.pyrt.exchange.counting import CountingComm
 from tests.pyrt.fakes import LateDriver
 
 KINDS = [

@@ -20,7 +20,7 @@ def deaf(job: Job) -> int:
 
     from pyrt.driver.cpu import CpuDriver
     from pyrt.exchange import Bucket, device
-    from tests.pyrt.exchange.test_exchange import Trainer
+    from tests.pyrt.exchange.trainer import Trainer
 
     class Never:
         def Test(self) -> bool:

@@ -21,8 +21,8 @@ from pyrt.errors import UserError
 from pyrt.job import Job
 from tests.mpi import environment
 from tests.pyrt.driver.emulated.conftest import Bench
-from tests.pyrt.exchange.test_exchange import BUCKETS
 from tests.pyrt.exchange.test_peer_flags import has_the_bits_of_numpy
+from tests.pyrt.exchange.trainer import BUCKETS
 from tests.pyrt.sharing import use_each_others_memory
 
 N = 1 << 20
