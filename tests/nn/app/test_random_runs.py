@@ -13,8 +13,8 @@ from pyrt.job import Job, join
 from tests import LONG, standing_still
 from tests.nn.random_runs import RandomRun
 
-ON_THE_CPU = range(1000 if LONG else 4)
-ON_A_DEVICE = range(200 if LONG else 3)
+ON_THE_CPU = range(1000 if LONG else 3)
+ON_A_DEVICE = range(200 if LONG else 1)
 
 
 def check(numbers: Iterable[int], device: str, folder: Path) -> None:
