@@ -140,7 +140,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from pyrt.phases import Phases
 
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
-        kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math)
+        kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math, options.conv)
         one_step = replace(options, samples=options.batch, epochs=1, val_fraction=0.0)
         problem = problem_of(one_step, load_data(options.data))
         phases, shard = Phases(time.perf_counter()), Shard.alone(problem.network)

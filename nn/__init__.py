@@ -31,19 +31,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nn.input import Dataset, load
+    from nn.model.conv2d import Conv2d
     from nn.model.dense import Dense
     from nn.model.network import Network
+    from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
     from nn.optimisers import Adam, Sgd
     from nn.train.trainer import Trainer
 
 _WHERE = {
-    **{"Network": "nn.model.network", "Dense": "nn.model.dense"},
+    **{"Network": "nn.model.network", "Dense": "nn.model.dense", "Conv2d": "nn.model.conv2d"},
+    **dict.fromkeys(("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d"), "nn.model.pool"),
     **{"Sgd": "nn.optimisers", "Adam": "nn.optimisers"},
     **{"load": "nn.input", "Dataset": "nn.input"},
     "Trainer": "nn.train.trainer",
 }
 
-__all__ = ["Adam", "Dataset", "Dense", "Network", "Sgd", "Trainer", "load"]
+__all__ = [
+    "Adam",
+    "AvgPool2d",
+    "Conv2d",
+    "Dataset",
+    "Dense",
+    "GlobalAvgPool2d",
+    "MaxPool2d",
+    "Network",
+    "Sgd",
+    "Trainer",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from nn.problem.settings import flag
 from pyrt.arguments import Parser
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "network": ("hidden", "activation", "head"),
+    "network": ("hidden", "activation", "net", "head"),
     "training": (
         "batch",
         "epochs",
@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "data": ("data", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
     "machine": (
-        *("device", "dtype", "share_gpus", "gemm", "math", "plan", "grid", "save_plan", "exchange"),
+        *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),
     ),
     "files": ("init", "save", "export", "json"),

@@ -60,7 +60,7 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
 
 def problem_of(options: Options, dataset: Dataset) -> Problem:
     """Make what the options ask for of a data set. Raises UserError for a network that cannot be."""
-    network = options.make_network(dataset.images.shape[1], dataset.classes)
+    network = options.make_network(dataset.image_shape, dataset.classes)
     problem = Problem.of(options, dataset, network, options.make_optimiser(), options.as_json())
     return replace(problem, trains=not options.evaluate)
 

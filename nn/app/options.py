@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nn.input.dataset import MOST_CLASSES
+from nn.model import net_text
+from nn.model.net_text import NAMES
 from nn.model.network import ACTIVATIONS, LOSSES, Network
 from nn.optimisers import OPTIMISERS
 from nn.optimisers.base import Optimiser, rates_of
@@ -28,6 +30,12 @@ class Options(Settings):
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
     hidden: tuple[int, ...] = option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    net: str | None = option(
+        None,
+        f"a network in place of --hidden: {', '.join(NAMES)}; layers, as "
+        "conv3x3x32,relu,pool2,dense128,relu,dense10; or a .json file of them",
+        "NET",
+    )
     activation: str = option("sigmoid", "activation of the hidden layers", choices=ACTIVATIONS)
     head: str = option(
         "softmax",
@@ -107,6 +115,8 @@ class Options(Settings):
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
         if not self.hidden:
             raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
+            raise UserError("--net says all layers: leave out --hidden and --activation")
         for size in self.hidden:
             require("hidden", size, size >= 1, "layers of 1 unit or more")
         require("classes", self.classes, at_least(self.classes, 1), "a whole number, 1 or more")
@@ -145,9 +155,11 @@ class Options(Settings):
         if len(set(map(os.path.realpath, files))) < len(files):
             raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
 
-    def make_network(self, inputs: int, classes: int) -> Network:
-        """Make the network for images of ``inputs`` pixels."""
-        return Network.dense((inputs, *self.hidden, classes), self.activation, self.head)
+    def make_network(self, image: tuple[int, ...], classes: int) -> Network:
+        """Make the network for images of this shape."""
+        if self.net is not None:
+            return net_text.make_network(self.net, image, classes, self.head)
+        return Network.dense((math.prod(image), *self.hidden, classes), self.activation, self.head)
 
     def make_optimiser(self) -> Optimiser:
         """Make the optimiser with its rates."""

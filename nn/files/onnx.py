@@ -16,7 +16,8 @@ import numpy as np
 from nn.files import run_metadata
 from nn.files.packages import need
 from nn.files.write import write_whole
-from nn.model.dense import IDENTITY, Dense
+from nn.model.dense import Dense
+from nn.model.layer import IDENTITY
 from nn.model.network import Network
 from pyrt.errors import UserError, shown
 

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from nn.launch.classifier import FusedClassifier, fused_classifier_fits
+from nn.launch.conv.convolution import ConvolutionWork
+from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
@@ -27,15 +29,24 @@ class Kernels:
     dtype: float32 or float64, of all numbers
     gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
     math: the accuracy of ``wgmma``, one of `COMPONENTS`, or of ``mma``, of `MMA_COMPONENTS`
+    conv: ``auto`` (see `fastest_convolution`) or one of `CONV_VERSIONS`
     """
 
     def __init__(
-        self, library: KernelLibrary, dtype: DTypeLike, gemm: str = "auto", math: str = "float32"
+        self,
+        library: KernelLibrary,
+        dtype: DTypeLike,
+        gemm: str = "auto",
+        math: str = "float32",
+        conv: str = "auto",
     ) -> None:
         """Raise ValueError for words that are none of these."""
         if gemm not in ("auto", *GEMM_VERSIONS):
             raise ValueError(f"gemm is auto, {', '.join(GEMM_VERSIONS)}, not {gemm!r}")
+        if conv not in ("auto", *CONV_VERSIONS):
+            raise ValueError(f"conv is auto, {', '.join(CONV_VERSIONS)}, not {conv!r}")
         self.library = library
+        self.conv_version = fastest_convolution(library.driver.architecture) if conv == "auto" else conv
         self.real = REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
@@ -56,14 +67,16 @@ class Kernels:
         """Whether products read their operands as bf16 components, not as they are."""
         return self.gemm_version == "wgmma"
 
-    def choose(self, work: Product | FusedClassifier) -> str:
+    def choose(self, work: Product | FusedClassifier | ConvolutionWork) -> str:
         """Choose the kernel of an operation on this device, by its sizes.
 
-        For a product: one of `GEMM_VERSIONS`. For the end of a network: `FUSED`, or `APART` where separate
-        kernels are faster, or the operations do not fit one kernel.
+        For a product: one of `GEMM_VERSIONS`; for a convolution: of `CONV_VERSIONS`. For the end of a
+        network: `FUSED`, or `APART` where separate kernels are faster, or the operations do not fit one kernel.
         """
         if isinstance(work, Product):
             return self.gemm_for(*work.sizes)
+        if isinstance(work, ConvolutionWork):
+            return self.conv_version
         _, hidden, classes = work.sizes
         return FUSED if self.fuses_classifier(hidden, classes) else APART
 

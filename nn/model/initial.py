@@ -11,7 +11,8 @@ def initial_values(network: Network, dtype: str, seed: int) -> dict[str, np.ndar
     """Draw all parameters layer by layer from PCG64 seeded with (seed, 0), in this dtype."""
     generator = np.random.default_rng((seed, 0))
     values = {}
-    for number, layer in zip(network.numbers, network.layers, strict=True):
-        for name, array in layer.initial(generator, (network.sizes[number - 1],)).items():
+    for number in network.numbers:
+        inputs = network.stages[number].input
+        for name, array in network.layer(number).initial(generator, inputs).items():
             values[f"{name}{number}"] = array.astype(dtype)
     return values

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nn.model.dense import Dense
+from nn.model.layer import Layer, Shape
 from pyrt.errors import UserError
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
@@ -19,14 +20,43 @@ LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A layer with parameters, and the layers without that follow it; stage 0 has the input in its place.
+
+    ``shapes`` are those of a sample: before the layer, after it, and after each that follows; stage 0 has no
+    shape before its input.
+    """
+
+    layer: Layer | None
+    followers: tuple[Layer, ...]
+    shapes: tuple[Shape, ...]
+
+    @property
+    def input(self) -> Shape:
+        """The shape that its layer takes."""
+        return self.shapes[0]
+
+    @property
+    def made(self) -> Shape:
+        """The shape that its layer makes, before the layers that follow."""
+        return self.shapes[-1 - len(self.followers)]
+
+    @property
+    def output(self) -> Shape:
+        """The shape that the next stage takes."""
+        return self.shapes[-1]
+
+
+@dataclass(frozen=True)
 class Network:
     """Layers from samples of a shape to logits, a class each, and the loss of these.
 
-    Layers with parameters are numbered from 1 to L: their parameters are W1, b1, .., WL, bL.
+    Layers with parameters are numbered from 1 to L: their parameters are W1, b1, .., WL, bL. An image's shape
+    is (height, width, channels); (height, width) has one channel.
     """
 
     input_shape: tuple[int, ...]
-    layers: Sequence[Dense]
+    layers: Sequence[Layer]
     loss: str = "softmax"
 
     def __post_init__(self) -> None:
@@ -37,11 +67,16 @@ class Network:
             raise UserError(f"Network: loss {self.loss!r} is none of {', '.join(LOSSES)}")
         if not self.layers or self.layers[-1].activation is not None:
             raise UserError("Network: the last layer makes the logits: give it no activation")
+        if not isinstance(self.layers[-1], Dense):
+            raise UserError(
+                f"Network: the last layer, {self.layers[-1]}, makes no logits: end with a dense layer, "
+                "a unit a class"
+            )
         for number in self.numbers:
-            units, inputs = self.sizes[number], self.sizes[number - 1]
-            if units * inputs > LARGEST:
+            rows, columns = self.matrix(number)
+            if rows * columns > LARGEST:
                 raise UserError(
-                    f"layer {number} would have {units} x {inputs} weights, more than 2^31: use smaller "
+                    f"layer {number} would have {rows} x {columns} weights, more than 2^31: use smaller "
                     "--hidden layers"
                 )
 
@@ -52,22 +87,62 @@ class Network:
         return cls((inputs,), [*(Dense(units, activation) for units in hidden), Dense(classes)], loss)
 
     @property
+    def is_dense(self) -> bool:
+        """Whether all layers are dense: then `--hidden` can say it."""
+        return all(isinstance(layer, Dense) for layer in self.layers)
+
+    @cached_property
+    def layer_shapes(self) -> list[Shape]:
+        """Shapes of a sample: of the input, and after each layer.
+
+        Raises UserError, with the shapes so far, at the first layer that cannot take what it is given.
+        """
+        shape = self.input_shape
+        shapes = [(*shape, 1) if len(shape) == 2 else shape]
+        for place, layer in enumerate(self.layers):
+            try:
+                shapes.append(layer.output_shape(shapes[-1]))
+            except UserError as error:
+                so_far = [described(shapes[0])]
+                so_far += [
+                    f"{one} -> {described(after)}"
+                    for one, after in zip(self.layers[:place], shapes[1:], strict=True)
+                ]
+                raise UserError(f"layer {place + 1}: {error} (up to it: {', '.join(so_far)})") from None
+        return shapes
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The input and the layers with parameters, 0 to L, each with the layers that follow it."""
+        shapes = self.layer_shapes
+        begins = [place for place, layer in enumerate(self.layers) if layer.has_parameters]
+        first = begins[0] if begins else len(self.layers)
+        stages = [Stage(None, tuple(self.layers[:first]), tuple(shapes[: first + 1]))]
+        for begin, end in zip(begins, [*begins[1:], len(self.layers)], strict=True):
+            of_stage = tuple(self.layers[begin + 1 : end])
+            stages.append(Stage(self.layers[begin], of_stage, tuple(shapes[begin : end + 1])))
+        return tuple(stages)
+
+    @property
     def numbers(self) -> range:
         """The numbers 1..L of the layers that have parameters."""
-        return range(1, len(self.layers) + 1)
+        return range(1, len(self.stages))
 
     @property
     def depth(self) -> int:
         """L, the number of layers with parameters."""
-        return len(self.layers)
+        return len(self.stages) - 1
+
+    def layer(self, number: int) -> Layer:
+        """Return the layer that has the parameters of this number."""
+        layer = self.stages[number].layer
+        assert layer is not None, "numbers of layers begin at 1"
+        return layer
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of a sample before the first layer, and after each: H_0, H_1, .., H_L."""
-        shapes = [self.input_shape]
-        for layer in self.layers:
-            shapes.append(layer.output_shape(shapes[-1]))
-        return tuple(map(math.prod, shapes))
+        """Elements of a sample behind each stage, H_0, .., H_L; those of stage 0 the first layer takes."""
+        return tuple(math.prod(stage.output) for stage in self.stages)
 
     @property
     def classes(self) -> int:
@@ -75,26 +150,56 @@ class Network:
 
     def activation(self, number: int) -> str:
         """Return the name of layer ``number``'s activation; ``identity`` if it has none."""
-        return self.layers[number - 1].function
+        return self.layer(number).function
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of W1, b1, ..., WL, bL, in this order: ``W[l]`` is (H_l, H_{l-1}), ``b[l]`` is (H_l,)."""
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of W1, b1, ..., WL, bL, in this order; W of a dense layer is (H_l, H_{l-1}), b (H_l,)."""
         return {
             f"{name}{number}": shape
-            for number, layer in zip(self.numbers, self.layers, strict=True)
-            for name, shape in layer.parameter_shapes((self.sizes[number - 1],)).items()
+            for number in self.numbers
+            for name, shape in self.layer(number).parameter_shapes(self.stages[number].input).items()
         }
+
+    def matrix(self, number: int) -> tuple[int, int]:
+        """Return the shape of a layer's W as a matrix: a row for each unit or filter."""
+        rows, *rest = self.shapes[f"W{number}"]
+        return rows, math.prod(rest)
 
     @property
     def parameter_count(self) -> int:
         return sum(map(math.prod, self.shapes.values()))
 
+    @property
+    def text(self) -> str:
+        """The layers as ``--net`` reads them."""
+        words = []
+        for layer in self.layers:
+            words += [str(layer), *([layer.activation] if layer.activation else [])]
+        return ",".join(words)
+
+    def table(self) -> list[tuple[str, str, int]]:
+        """List for each layer its text, the shape of its output, and its parameters."""
+        counts = [
+            sum(map(math.prod, layer.parameter_shapes(shape).values()))
+            for layer, shape in zip(self.layers, self.layer_shapes, strict=False)
+        ]
+        names = [f"{layer}{f' {layer.activation}' if layer.activation else ''}" for layer in self.layers]
+        return list(zip(names, map(described, self.layer_shapes[1:]), counts, strict=True))
+
     def __str__(self) -> str:
+        if not self.is_dense:
+            return f"{described(self.layer_shapes[0])}, {self.text}, {LOSSES[self.loss]}"
         names = dict.fromkeys(layer.activation for layer in self.layers[:-1])
         if len(names) <= 1:
             words = ["-".join(map(str, self.sizes)), *(name or "linear" for name in names)]
         else:
-            hidden = [f"{layer.units} {layer.activation or 'linear'}" for layer in self.layers[:-1]]
-            words = ["-".join([str(self.sizes[0]), *hidden, str(self.classes)])]
+            hidden = zip(self.sizes[1:-1], self.layers[:-1], strict=True)
+            units = [f"{size} {layer.activation or 'linear'}" for size, layer in hidden]
+            words = ["-".join([str(self.sizes[0]), *units, str(self.classes)])]
         return ", ".join([*words, LOSSES[self.loss]])
+
+
+def described(shape: Shape) -> str:
+    """Write a shape for people."""
+    return "x".join(map(str, shape))

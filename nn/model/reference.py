@@ -1,7 +1,7 @@
 """The network in NumPy, sequential: the equations, and the truth that everything else is compared with.
 
-Activations are row-major (samples, units); ``parameters`` holds W1 (H_1, H_0), b1 (H_1,), ..., WL, bL.
-With A_0 = X, the batch of B samples, and T the labels one-hot:
+Activations are row-major (samples, *shape); ``parameters`` holds W1, b1, ..., WL, bL of the layers that have
+any: of dense ones W_l (H_l, H_{l-1}), b_l (H_l,). With A_0 = X, the batch of B samples, T the labels one-hot:
 
     forward    A_l = layer l of A_{l-1}                         Y = head(Z_L), Z_L = A_L
     cost       J = 1/B sum of losses + reg/2 sum of W_l^2
@@ -13,6 +13,7 @@ Both heads with their cross-entropy have the same dZ_L. Derivatives f' are writt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -56,15 +57,20 @@ def losses(Z: np.ndarray, labels: np.ndarray, head: str) -> np.ndarray:
 
 
 def forward(parameters: Arrays, X: np.ndarray, network: Any) -> tuple[list[np.ndarray], np.ndarray]:
-    """Activations A_0 .. A_{L-1} and logits Z_L, by the equations of the network's layers."""
-    A = [X.reshape(len(X), -1)]
-    for number, layer in enumerate(network.layers, 1):
-        A.append(layer.forward(_of_layer(parameters, number), A[-1]))
+    """Inputs of all layers, and the logits, by the equations of the network's layers."""
+    A = [X.reshape(len(X), *network.layer_shapes[0])]
+    for layer, mine in zip(network.layers, _of_layers(parameters, network), strict=True):
+        A.append(layer.forward(mine, A[-1]))
     return A[:-1], A[-1]
 
 
-def _of_layer(parameters: Arrays, number: int) -> Arrays:
-    """Return the parameters of a layer, named without its number: W, b."""
+def _of_layers(parameters: Arrays, network: Any) -> list[Arrays]:
+    """Parameters of each layer, named without its number: W, b; layers without any are not numbered."""
+    numbers = itertools.count(1)
+    return [_of(parameters, next(numbers)) if layer.has_parameters else {} for layer in network.layers]
+
+
+def _of(parameters: Arrays, number: int) -> Arrays:
     return {name[0]: parameters[name] for name in (f"W{number}", f"b{number}")}
 
 
@@ -77,14 +83,16 @@ def cost_and_gradients(
     gradient = probabilities(Z, network.loss)
     gradient[np.arange(len(X)), labels] -= 1
     gradient /= len(X)
-    outputs, gradients = [*A[1:], Z], {}
-    for number in reversed(range(1, len(A) + 1)):
-        layer, mine = network.layers[number - 1], _of_layer(parameters, number)
-        gradient, of_layer = layer.backward(mine, A[number - 1], outputs[number - 1], gradient)
-        J += 0.5 * reg * (mine["W"] * mine["W"]).sum()
-        of_layer["W"] = of_layer["W"] + reg * mine["W"]
-        gradients.update({f"{name}{number}": array for name, array in of_layer.items()})
-    return float(J), gradients
+    outputs, found = [*A[1:], Z], []
+    for layer, mine, a, output in reversed(
+        list(zip(network.layers, _of_layers(parameters, network), A, outputs, strict=True))
+    ):
+        gradient, of_layer = layer.backward(mine, a, output, gradient)
+        if layer.has_parameters:
+            J += 0.5 * reg * (mine["W"] * mine["W"]).sum()
+            found.append({**of_layer, "W": of_layer["W"] + reg * mine["W"]})
+    numbered = enumerate(reversed(found), 1)
+    return float(J), {f"{name}{number}": array for number, of in numbered for name, array in of.items()}
 
 
 def train(

@@ -6,11 +6,12 @@ update writes, as momentum, are stale outside a rank's own parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from nn.model.network import Network
 from nn.parallel.shard import Shard, whole_parameters
 from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.exchange import Bucket
@@ -31,7 +32,7 @@ def gather_parameters(shard: Shard, parameters: Arena, job: Job) -> dict[str, np
     mine = parameters.to_host() if shard.group == 0 else None
     job.wait_for_all()
     if shard.plan.is_data:
-        return mine or {}
+        return shaped(shard.network, mine) if mine is not None else {}
     parts = job.comm.gather(mine)
     return (
         whole_parameters(shard.plan, shard.network, parts[: shard.plan.shards]) if parts is not None else {}
@@ -68,7 +69,14 @@ def gather_updated(
     for owner, spans in enumerate(wanted[1:], 1):
         for span in spans:
             job.comm.Recv(_in(parts, span), owner)
-    return parts[0] if shard.plan.is_data else whole_parameters(shard.plan, shard.network, parts)
+    if shard.plan.is_data:
+        return shaped(shard.network, parts[0])
+    return whole_parameters(shard.plan, shard.network, parts)
+
+
+def shaped(network: Network, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """View whole arrays, weights as matrices, in the shapes of the network's parameters."""
+    return {name: arrays[name].reshape(shape) for name, shape in network.shapes.items()}
 
 
 def _spans(shard: Shard, layout: Layout, updates: Sequence[Bucket]) -> list[Span]:

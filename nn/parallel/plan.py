@@ -46,12 +46,16 @@ class Plan:
         return cls(ranks, 1, (SAMPLES,) * layers)
 
     @classmethod
-    def model(cls, groups: int, shards: int, layers: int) -> Plan:
-        """Split the layers' weights over a group: by rows, then columns, and so on; the last by columns."""
+    def model(cls, groups: int, shards: int, layers: int, by_samples: int = 0) -> Plan:
+        """Split the layers' weights over a group: by rows, then columns, and so on; the last by columns.
+
+        The first ``by_samples`` of them are split by samples: convolutions, whose filters are few and whose
+        images are many (Krizhevsky 2014, "One weird trick").
+        """
         if shards == 1:
             return cls.data(groups, layers)
-        splits = [ROWS if layer % 2 else COLUMNS for layer in range(1, layers)]
-        return cls(groups, shards, (*splits, COLUMNS))
+        splits = [ROWS if layer % 2 else COLUMNS for layer in range(1, layers - by_samples)]
+        return cls(groups, shards, (SAMPLES,) * by_samples + (*splits, COLUMNS))
 
     @property
     def ranks(self) -> int:
@@ -106,6 +110,11 @@ class Plan:
         if len(self.splits) != network.depth:
             raise UserError(f"a plan of {len(self.splits)} layers: {network} has {network.depth}")
         for layer, split in zip(network.numbers, self.splits, strict=True):
+            if split not in network.layer(layer).splits:
+                raise UserError(
+                    f"a plan that splits W{layer} by {split}: {network.layer(layer)} is split by "
+                    f"{', '.join(network.layer(layer).splits)}"
+                )
             size = network.sizes[layer if split == ROWS else layer - 1]
             if split != SAMPLES and size < self.shards:
                 raise UserError(

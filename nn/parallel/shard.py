@@ -58,22 +58,26 @@ class Shard:
 
     @cached_property
     def regions(self) -> dict[str, Region]:
-        """Of each parameter, W1, b1, .. as a matrix (biases: of one column), this rank's part."""
+        """Of each parameter, W1, b1, .. as a matrix (biases: of one column), this rank's part.
+
+        A filter of a convolution is a row of its matrix.
+        """
         regions = {}
         for layer, split in zip(self.network.numbers, self.plan.splits, strict=True):
-            shape = self.network.sizes[layer], self.network.sizes[layer - 1]
+            shape = self.network.matrix(layer)
             regions[f"W{layer}"] = self.held(_WEIGHTS[split], shape)
             regions[f"b{layer}"] = self.held("rows" if split == ROWS else "whole", (shape[0], 1))
         return regions
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of this rank's parameters."""
+        """Of this rank's parameters, weights as matrices."""
         return {name: part.shape if name[0] == "W" else part.shape[:1] for name, part in self.regions.items()}
 
     def cut(self, whole: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Cut this rank's part from all parameters."""
-        return {name: whole[name][_slices(whole[name], part)] for name, part in self.regions.items()}
+        matrices = {name: as_matrix(array) for name, array in whole.items()}
+        return {name: matrices[name][_slices(matrices[name], part)] for name, part in self.regions.items()}
 
     def forward_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution of a layer's outputs to the next layer's inputs, if any is needed."""
@@ -119,6 +123,11 @@ class Shard:
         return [move for move in found if move is not None]
 
 
+def as_matrix(array: np.ndarray) -> np.ndarray:
+    """View filters (filters, rows, columns, channels) as rows; other parameters as they are."""
+    return array.reshape(len(array), -1) if array.ndim > 2 else array
+
+
 def _slices(array: np.ndarray, part: Region) -> tuple[slice, ...]:
     return tuple(slice(*span) for span in (part.rows, part.columns)[: array.ndim])
 
@@ -130,5 +139,6 @@ def whole_parameters(
     result = {name: np.empty(shape, parts[0][name].dtype) for name, shape in network.shapes.items()}
     for index, arrays in enumerate(parts):
         for name, part in Shard(plan, network, index).regions.items():
-            result[name][_slices(result[name], part)] = arrays[name]
+            matrix = as_matrix(result[name])
+            matrix[_slices(matrix, part)] = arrays[name]
     return result

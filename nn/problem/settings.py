@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nn.input import placement, validation_split
+from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
 from pyrt.errors import UserError, shown
@@ -64,6 +65,11 @@ class Settings:
         "auto",
         "version of the matrix product, where kernels compute it; auto: the fastest",
         choices=("auto", *GEMM_VERSIONS),
+    )
+    conv: str = option(
+        "auto",
+        "version of convolutions, where kernels compute them; auto: the fastest",
+        choices=("auto", *CONV_VERSIONS),
     )
     math: str = option(
         "float32",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from nn.model.network import LARGEST
@@ -17,7 +19,8 @@ class Activations:
 
     Of each matrix (samples, units) this rank has the part that its plan gives it. What a layer ``made`` lies
     where the next one takes it, in the same array or in a part of it, but where it must move; so do
-    gradients, the other way round.
+    gradients, the other way round. Where layers without parameters follow it, what is ``made`` is theirs;
+    its own outputs, and what each of them makes but the last, are ``between``.
     """
 
     def __init__(self, parameters: Arena, shard: Shard, samples: int) -> None:
@@ -31,6 +34,9 @@ class Activations:
         self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in moved}
         self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}
+        self._between = {layer: self._rooms_between(layer) for layer in (0, *layers)}
+        self._between_back = {layer: self._rooms_between(layer) for layer in layers}
+        self._places = {layer: self._rooms_for_places(layer) for layer in (0, *layers)}
         own, _ = shard.held(plan.takes(shard.network.depth + 1), (samples, 1)).shape
         with self._driver.ledger.of("activations", shard.network.depth):
             self._losses = DeviceArray.empty(self._driver, (max(1, own),), self._dtype)
@@ -38,14 +44,56 @@ class Activations:
             """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
-        rows, columns = self._shard.held(spread, (self.samples, self._network.sizes[layer])).shape
+        shape = self.samples, self._network.sizes[layer]
+        return self._matrix(*self._shard.held(spread, shape).shape, layer)
+
+    def _matrix(self, rows: int, columns: int, layer: int) -> DeviceArray:
         if rows * columns > LARGEST:
             raise UserError(
-                f"{rows} samples a rank in layers of up to {max(self._network.sizes)} units are more than "
+                f"{rows} samples a rank in layers of up to {self._widest} units are more than "
                 "2^31 activations: use a smaller --batch or more ranks"
             )
         with self._driver.ledger.of("activations", layer):
             return DeviceArray.empty(self._driver, (max(1, rows), columns), self._dtype)
+
+    @property
+    def _widest(self) -> int:
+        """Units of the widest layer."""
+        return max(math.prod(shape) for stage in self._network.stages for shape in stage.shapes)
+
+    def _rooms_between(self, layer: int) -> list[DeviceArray]:
+        """Make room for what a layer and those that follow it make, but for the last."""
+        shapes = self._network.stages[layer].shapes[-1 - len(self._network.stages[layer].followers) : -1]
+        rows, _ = self._shard.held(self._plan.makes(layer), (self.samples, 1)).shape
+        return [self._matrix(rows, math.prod(shape), layer) for shape in shapes]
+
+    def _rooms_for_places(self, layer: int) -> list[DeviceArray | None]:
+        """Make room for what the layers that follow a layer keep for the way back."""
+        stage = self._network.stages[layer]
+        rows, _ = self._shard.held(self._plan.makes(layer), (self.samples, 1)).shape
+        outputs = stage.shapes[len(stage.shapes) - len(stage.followers) :]
+        with self._driver.ledger.of("activations", layer):
+            return [
+                DeviceArray.empty(self._driver, (max(1, rows), math.prod(shape)), np.uint8)
+                if follower.keeps_places
+                else None
+                for follower, shape in zip(stage.followers, outputs, strict=True)
+            ]
+
+    def places(self, layer: int, samples: int) -> list[DeviceArray | None]:
+        """Return what each layer that follows a layer keeps for the way back; None for one that does not."""
+        rows = self.made(layer, samples).shape[0]
+        return [room.rows(0, rows) if room is not None else None for room in self._places[layer]]
+
+    def between(self, layer: int, samples: int) -> list[DeviceArray]:
+        """Return what a layer makes, then what each that follows it makes; the last is what is ``made``."""
+        made = self.made(layer, samples)
+        return [*(room.rows(0, made.shape[0]) for room in self._between[layer]), made]
+
+    def between_back(self, layer: int, samples: int) -> list[DeviceArray]:
+        """Return the gradients of what is ``between``."""
+        made = self.made_back(layer, samples)
+        return [*(room.rows(0, made.shape[0]) for room in self._between_back[layer]), made]
 
     def made(self, layer: int, samples: int) -> DeviceArray:
         """Return this rank's part of a layer's outputs; for layer 0 the images that it gathers, scaled."""

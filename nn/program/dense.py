@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nn.launch.gemm.product import Product
 from nn.model.dense import Dense
+from nn.model.layer import Shape
 from nn.program import operations
 from nn.program.operations import BACKWARD, FORWARD, Operation
 from pyrt.arrays import Arena, DeviceArray
@@ -13,11 +14,12 @@ from pyrt.arrays import Arena, DeviceArray
 
 @dataclass(frozen=True)
 class DenseOperations:
-    """The operations of layer ``number``."""
+    """The operations of layer ``number``, on samples of the shape ``inputs``."""
 
     layer: Dense
     number: int
     parameters: Arena
+    inputs: Shape
 
     @property
     def _W(self) -> DeviceArray:
@@ -45,11 +47,11 @@ class DenseOperations:
         name = f"bias gradient {self.number}"
         return operations.column_sums(name, BACKWARD, dZ, gradients[f"b{self.number}"])
 
-    def input_gradient(self, name: str, dZ: DeviceArray, dA: DeviceArray) -> Operation:
+    def input_gradient(self, place: int, dZ: DeviceArray, dA: DeviceArray) -> Operation:
         """dA (samples, inputs) = dZ W, for the layer below."""
-        return operations.gemm(name, BACKWARD, Product(dA, dZ, self._W))
+        return operations.gemm(f"backward GEMM {place}", BACKWARD, Product(dA, dZ, self._W))
 
-    def weight_gradient(self, name: str, A: DeviceArray, dZ: DeviceArray, gradients: Arena) -> Operation:
+    def weight_gradient(self, place: int, A: DeviceArray, dZ: DeviceArray, gradients: Arena) -> Operation:
         """dW = dZ^T A."""
         product = Product(gradients[f"W{self.number}"], dZ, A, transpose_a=True)
-        return operations.gemm(name, BACKWARD, product)
+        return operations.gemm(f"backward GEMM {place}", BACKWARD, product)

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.layer import Layer, Shape
 from nn.model.network import Network
+from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.program.conv2d import Conv2dOperations
 from nn.program.dense import DenseOperations
 from nn.program.operations import Operation
+from nn.program.pool import PoolOperations
 from pyrt.arrays import Arena, DeviceArray
 
 
 class LayerOperations(Protocol):
-    """One layer on a rank. Arrays are the rank's parts; A is the layer's input, Z its output before f."""
+    """One layer on a rank. Arrays are the rank's parts; A is the layer's input, Z its output before f.
+
+    The products of the backward pass are numbered by their ``place`` in it, from 1.
+    """
 
     def forward(self, A: DeviceArray, Z: DeviceArray) -> Operation: ...
 
@@ -23,16 +31,38 @@ class LayerOperations(Protocol):
 
     def bias_gradient(self, dZ: DeviceArray, gradients: Arena) -> Operation: ...
 
-    def input_gradient(self, name: str, dZ: DeviceArray, dA: DeviceArray) -> Operation: ...
+    def input_gradient(self, place: int, dZ: DeviceArray, dA: DeviceArray) -> Operation: ...
 
-    def weight_gradient(self, name: str, A: DeviceArray, dZ: DeviceArray, gradients: Arena) -> Operation: ...
+    def weight_gradient(self, place: int, A: DeviceArray, dZ: DeviceArray, gradients: Arena) -> Operation: ...
 
 
-OPERATIONS: dict[type, Callable[[Any, int, Arena], LayerOperations]] = {Dense: DenseOperations}
+class FollowerOperations(Protocol):
+    """One layer without parameters. ``places`` is what it keeps for the way back, a byte an output."""
+
+    def forward(self, A: DeviceArray, output: DeviceArray, places: DeviceArray | None) -> Operation: ...
+
+    def backward(self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None) -> Operation: ...
+
+
+OPERATIONS: dict[type, Callable[[Any, int, Arena, Shape], LayerOperations]] = {
+    Dense: DenseOperations,
+    Conv2d: Conv2dOperations,
+}
+FOLLOWERS: dict[type, Callable[[Any, Shape, int], FollowerOperations]] = {
+    MaxPool2d: PoolOperations,
+    AvgPool2d: PoolOperations,
+    GlobalAvgPool2d: PoolOperations,
+}
 
 
 def operations_of(network: Network, number: int, parameters: Arena) -> LayerOperations:
     """Return the operations of layer ``number``; a subclass of a layer has those of its base."""
-    layer = network.layers[number - 1]
+    layer = network.layer(number)
     kind = next(kind for kind in type(layer).__mro__ if kind in OPERATIONS)
-    return OPERATIONS[kind](layer, number, parameters)
+    return OPERATIONS[kind](layer, number, parameters, network.stages[number].input)
+
+
+def follower_operations(layer: Layer, inputs: Shape, number: int) -> FollowerOperations:
+    """Return the operations of a layer without parameters, behind layer ``number``."""
+    kind = next(kind for kind in type(layer).__mro__ if kind in FOLLOWERS)
+    return FOLLOWERS[kind](layer, inputs, number)

@@ -17,7 +17,12 @@ from nn.parallel.plan import BY_UNITS
 from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.activations import Activations
-from nn.program.layer_operations import LayerOperations, operations_of
+from nn.program.layer_operations import (
+    FollowerOperations,
+    LayerOperations,
+    follower_operations,
+    operations_of,
+)
 from nn.program.operations import (
     BACKWARD,
     FORWARD,
@@ -75,8 +80,8 @@ class Pass:
 
     def _forward(self, samples: int) -> list[Item]:
         """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
-        X = self.activations.made(0, samples)
-        items: list[Item] = [operations.take_batch(self.source, X, self.scale)]
+        X = self.activations.between(0, samples)
+        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale), *self._follow(0, samples)]
         for layer in self.shard.network.numbers:
             items += _of_layer(layer, self._layer(layer, samples))
         return items
@@ -86,7 +91,7 @@ class Pass:
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
         shard, activations, own = self.shard, self.activations, self._operations(layer)
-        A, Z = activations.taken(layer - 1, samples), activations.made(layer, samples)
+        A, Z = activations.taken(layer - 1, samples), activations.between(layer, samples)[0]
         product = own.forward(A, Z)
         items: list[Item] = [product]
         items += _Moved.of(f"sum of {product.name}", FORWARD, shard.sum_move(layer, samples), Z, Z).at_once
@@ -94,8 +99,25 @@ class Pass:
             items.append(own.activate(Z))
         elif self._adds_bias:
             items.append(self._add_output_bias(Z))
+        items += self._follow(layer, samples)
+        Z = activations.made(layer, samples)
         move, taken = shard.forward_move(layer, samples), activations.taken(layer, samples)
         return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
+
+    def _follow(self, layer: int, samples: int) -> list[Item]:
+        """List the layers without parameters behind a layer, or behind the input."""
+        between, places = self.activations.between(layer, samples), self.activations.places(layer, samples)
+        return [
+            one.forward(between[place], between[place + 1], places[place])
+            for place, one in enumerate(self._followers(layer))
+        ]
+
+    def _followers(self, layer: int) -> list[FollowerOperations]:
+        stage = self.shard.network.stages[layer]
+        shapes = stage.shapes[-1 - len(stage.followers) : -1]
+        return [
+            follower_operations(one, shape, layer) for one, shape in zip(stage.followers, shapes, strict=True)
+        ]
 
     def _add_output_bias(self, Z: DeviceArray) -> Operation:
         return operations.bias_activation("output bias", Z, self._output_bias, "identity")
@@ -121,9 +143,9 @@ class Pass:
     def _backward(self, gradients: Arena, panels: Sequence[Panel], samples: int) -> list[Item]:
         """dZ_L to all gradients. W_l is read before the first bucket of its layer may leave and update it."""
         items: list[Item] = []
-        products = (f"backward GEMM {number}" for number in itertools.count(1))
+        products = itertools.count(1)
         for layer in reversed(self.shard.network.numbers):
-            own, dZ = self._operations(layer), self.activations.made_back(layer, samples)
+            own, dZ = self._operations(layer), self.activations.between_back(layer, samples)[0]
             moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
             A = self.activations.taken(layer - 1, samples)
             weights = own.weight_gradient(next(products), A, dZ, gradients)
@@ -132,18 +154,28 @@ class Pass:
             items += _of_layer(layer, [*mine, *_leave(gradients, panels, layer, BACKWARD), *moved.finish])
         return items
 
-    def _below(self, layer: int, samples: int, product: str) -> _Moved:
-        """dZ_{l-1}, from dZ_l."""
+    def _below(self, layer: int, samples: int, product: int) -> _Moved:
+        """dZ_{l-1}, from dZ_l, by the backward pass's product of this number."""
         activations, below = self.activations, layer - 1
         taken, made = activations.taken_back(below, samples), activations.made_back(below, samples)
         move = self.shard.backward_move(below, samples)
         moved = _Moved.of(f"move of gradients {below}", BACKWARD, move, taken, made)
-        dZ, A = activations.made_back(layer, samples), activations.made(below, samples)
+        dZ = activations.between_back(layer, samples)[0]
         multiply = self._operations(layer).input_gradient(product, dZ, taken)
-        through = self._operations(below).activation_gradient(A, made)
+        through = self._through(below, samples)
         if move is None:
-            return _Moved([multiply, through])
-        return _Moved([multiply, *moved.start], [*moved.finish, through])
+            return _Moved([multiply, *through])
+        return _Moved([multiply, *moved.start], [*moved.finish, *through])
+
+    def _through(self, layer: int, samples: int) -> list[Item]:
+        """The gradient of what the next layer takes to dZ of a layer, through those that follow it."""
+        between, places = self.activations.between(layer, samples), self.activations.places(layer, samples)
+        back = self.activations.between_back(layer, samples)
+        items: list[Item] = [
+            one.backward(back[place], back[place + 1], places[place])
+            for place, one in reversed(list(enumerate(self._followers(layer))))
+        ]
+        return [*items, self._operations(layer).activation_gradient(between[0], back[0])]
 
 
 def _of_layer(layer: int, items: Sequence[Item]) -> list[Item]:

@@ -14,6 +14,7 @@ from nn.input.source import Source
 from nn.launch.gemm.components import ComponentPool, Components, Split
 from nn.launch.kernels import Kernels
 from nn.launch.update import LossRing
+from nn.model.dense import Dense
 from nn.optimisers.base import Optimiser
 from nn.parallel.buckets import gradient_layout, panels
 from nn.parallel.shard import Shard
@@ -137,9 +138,11 @@ class TrainingArrays:
 
 
 def layers_with_components(kernels: Kernels, shard: Shard) -> list[int]:
-    """Return the layers whose products read their weights as components."""
+    """Return the dense layers whose products read their weights as components."""
     result = []
     for layer in shard.network.numbers:
+        if not isinstance(shard.network.layer(layer), Dense):
+            continue
         units, inputs = shard.shapes[f"W{layer}"]
         ends = layer == shard.network.depth and shard.plan.is_data
         is_fused = ends and kernels.fuses_classifier(inputs, units)

@@ -93,7 +93,7 @@ def rehearse(
     null = NullDriver.like(driver)
     kernels = None
     if driver.has_kernels:
-        kernels = Kernels(KernelLibrary(null), options.dtype, options.gemm, options.math)
+        kernels = Kernels(KernelLibrary(null), options.dtype, options.gemm, options.math, options.conv)
     phases = Phases(time.perf_counter())
     resources = RankResources.make(job, null, phases, kernels, groups, options.dtype, largest)
     with closing(resources.links):

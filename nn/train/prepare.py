@@ -86,7 +86,7 @@ def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
     settings, job = prepared.problem.settings, runtime.job
     with job.agree():
         library = KernelLibrary(runtime.driver)
-        kernels = Kernels(library, settings.dtype, settings.gemm, settings.math)
+        kernels = Kernels(library, settings.dtype, settings.gemm, settings.math, settings.conv)
     with runtime.phases.phase("compile kernels"), job.agree():
         wanted = job.node.gather(prepared.rehearsal.sources)
         if wanted is not None:

@@ -248,13 +248,15 @@ def _samples(data: Dataset | Samples) -> Samples:
 
 def _described(settings: Settings, network: Network, optimiser: Optimiser) -> dict[str, Any]:
     """Describe a training in the words of the command line; activations that differ are listed by layer."""
-    hidden = [layer.function for layer in network.layers[:-1]]
+    layers = network.layers[:-1] if network.is_dense else ()
+    hidden = [layer.function for layer in layers]
     rates: Mapping[str, Any] = asdict(optimiser)  # type: ignore[call-overload]
     return {
         "classes": None,
         **settings.as_json(),
-        "hidden": [layer.units for layer in network.layers[:-1]],
+        "hidden": list(network.sizes[1:-1]) if network.is_dense else [],
         "activation": hidden[0] if len(set(hidden)) == 1 else hidden,
+        "net": None if network.is_dense else network.text,
         "head": network.loss,
         "optimiser": type(optimiser).__name__.lower(),
         **rates,

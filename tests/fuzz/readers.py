@@ -216,7 +216,7 @@ def read_evaluated(path: Path) -> dict[str, np.ndarray]:
     told = options_of_file(path, {"activation": "sigmoid"})
     options = Options(**{**told, "hidden": tuple(told.get("hidden", (5,)))})
     assert options.pixel_scale > 0 and not set(told) - set(NAMES)
-    return parameters.load(path, options.make_network(12, options.classes or 3), "float32")
+    return parameters.load(path, options.make_network((12,), options.classes or 3), "float32")
 
 
 def require_parameters(found: dict[str, np.ndarray]) -> None:

@@ -179,4 +179,4 @@ def test_a_metadata_that_cannot_be_read_is_refused_in_one_line(tmp_path, arrays)
 def test_what_is_told_makes_the_network_that_was_trained(told):
     values = told(TOLD)
     options = Options(**{**values, "hidden": tuple(values["hidden"])})
-    assert str(options.make_network(6, options.classes)) == str(NETWORK)
+    assert str(options.make_network((6,), options.classes)) == str(NETWORK)

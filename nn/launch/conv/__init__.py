@@ -1,0 +1,28 @@
+"""Convolutions: which rung of the ladder (docs/explain/convolution.md) one takes, and how it is launched.
+
+================ =======================================================================
+``convolution``  the three products of a convolutional layer: forward, to the input, to the filters
+``versions``     which rungs there are, and which runs where
+``direct``       seven loops, a thread a result
+``im2col``       a matrix of all windows, then the products that are there
+================ =======================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nn.launch.conv.direct import bind_direct
+from nn.launch.conv.im2col import bind_im2col
+from pyrt.kernels import Launch
+
+if TYPE_CHECKING:
+    from nn.launch.conv.convolution import ConvolutionWork
+    from nn.launch.kernels import Kernels
+
+_BIND = {"direct": bind_direct, "im2col": bind_im2col}
+
+
+def convolve(kernels: Kernels, work: ConvolutionWork) -> Launch:
+    """Bind the version of the convolution that its sizes and the device ask for."""
+    return _BIND[kernels.choose(work)](kernels, work)

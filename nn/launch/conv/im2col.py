@@ -1,0 +1,41 @@
+"""Launches of convolutions as matrix products (kernels/conv/im2col.cu), for some samples at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nn.launch.conv.convolution import Convolution, ConvolutionWork, InputGradient
+from nn.launch.conv.window import window_arguments
+from nn.launch.gemm import gemm
+from nn.launch.gemm.product import Epilogue, Product
+from nn.launch.shapes import line_shape
+from pyrt.arrays import DeviceArray
+from pyrt.kernels import Launch, in_order
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+
+def bind_im2col(kernels: Kernels, work: ConvolutionWork) -> Launch:
+    """Bind the launches for all samples; the matrix of windows is for one slice of them."""
+    window, slices = work.window, work.slices
+    most = max(stop - start for start, stop in slices)
+    room = DeviceArray.empty(kernels.driver, (most * window.places, window.pixels), work.images.dtype)
+    launches: list[Launch] = []
+    for start, stop in slices:
+        images, outputs = work.of_samples(start, stop)
+        P = room.rows(0, outputs.shape[0])
+        arguments = window_arguments(stop - start, window)
+        if isinstance(work, InputGradient):
+            launches.append(gemm(kernels, Product(P, outputs, work.filters)))
+            kernel = kernels.kernel("conv/im2col", "col2im")
+            launches.append(kernel.bind(*line_shape(images.size), *arguments, P, images))
+            continue
+        kernel = kernels.kernel("conv/im2col", "im2col")
+        launches.append(kernel.bind(*line_shape(P.size), *arguments, images, P))
+        if isinstance(work, Convolution):
+            launches.append(gemm(kernels, Product(outputs, P, work.filters, transpose_b=True)))
+        else:
+            product = Product(work.filters, outputs, P, transpose_a=True)
+            launches.append(gemm(kernels, product, Epilogue(beta=float(start > 0))))
+    return in_order(launches)

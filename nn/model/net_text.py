@@ -1,0 +1,168 @@
+"""Networks in words: the names and the text that ``--net`` takes, and the same as JSON.
+
+A text is a list of layers: ``conv3x3x32,relu,pool2,dense128,relu,dense10``.
+
+    convRxCxF    a convolution of F filters of R x C pixels, then if wanted sS (stride), pP (padding) or same
+    poolN        the largest of N x N pixels; poolNsS: S pixels apart in place of N
+    avgpoolN     the mean of N x N pixels; also with sS
+    gap          the mean of each channel over the image
+    denseN       N units, each connected with all inputs
+    sigmoid, tanh, relu    the activation of the layer before, a convolution or dense
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nn.model.conv2d import Conv2d
+from nn.model.dense import Dense
+from nn.model.layer import Layer
+from nn.model.network import ACTIVATIONS, LOSSES, Network
+from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.model.window import SAME
+from pyrt.errors import UserError, shown
+
+_VGG16 = ",pool2,".join(
+    ",".join([f"conv3x3x{filters}p1,relu"] * count)
+    for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+)
+NAMES = {
+    "lenet5": "conv5x5x6p2,relu,pool2,conv5x5x16,relu,pool2,dense120,relu,dense84,relu",
+    "mnist-conv": "conv3x3x32,relu,conv3x3x64,relu,pool2,dense128,relu",
+    "vgg-small": "conv3x3x64p1,relu,conv3x3x64p1,relu,pool2,conv3x3x128p1,relu,conv3x3x128p1,relu,pool2,"
+    "conv3x3x256p1,relu,conv3x3x256p1,relu,pool2,dense512,relu",
+    "alexnet": "conv11x11x96s4p2,relu,pool3s2,conv5x5x256p2,relu,pool3s2,conv3x3x384p1,relu,"
+    "conv3x3x384p1,relu,conv3x3x256p1,relu,pool3s2,dense4096,relu,dense4096,relu",
+    "vgg16": f"{_VGG16},pool2,dense4096,relu,dense4096,relu",
+}
+"""Known networks, up to their last layer, which has a unit for each class of the data.
+
+LeNet-5 (LeCun et al. 1998) as it is trained today, with ReLU and max-pooling; AlexNet (Krizhevsky et al.
+2012) without its groups and normalisation; VGG-16 (Simonyan and Zisserman 2015, configuration D).
+"""
+
+
+def _conv(rows: str, columns: str, filters: str, stride: str | None, padding: str | None) -> Layer:
+    pad = SAME if padding == SAME else int(padding[1:]) if padding else 0
+    return Conv2d(int(filters), (int(rows), int(columns)), int(stride or 1), pad)
+
+
+_COUNT = "([0-9]{1,9})"
+_FORMS: dict[str, Callable[..., Layer]] = {
+    f"conv{_COUNT}x{_COUNT}x{_COUNT}(?:s{_COUNT})?(p[0-9]{{1,9}}|{SAME})?": _conv,
+    f"pool{_COUNT}(?:s{_COUNT})?": lambda size, stride: MaxPool2d(int(size), stride and int(stride)),
+    f"avgpool{_COUNT}(?:s{_COUNT})?": lambda size, stride: AvgPool2d(int(size), stride and int(stride)),
+    "gap": GlobalAvgPool2d,
+    f"dense{_COUNT}": lambda units: Dense(int(units)),
+}
+"""How a layer is written, and what makes it of its numbers."""
+
+_KINDS = {"conv": Conv2d, "pool": MaxPool2d, "avgpool": AvgPool2d, "gap": GlobalAvgPool2d, "dense": Dense}
+"""The kinds of layers in JSON."""
+
+
+def layers_of_text(text: str) -> list[Layer]:
+    """Read a text. Raises UserError, with the place, for what is no layer."""
+    layers: list[Layer] = []
+    for place, word in enumerate(text.split(","), 1):
+        word = word.strip()
+        if word in ACTIVATIONS:
+            layers.append(_activated(layers.pop() if layers else None, word, place))
+        else:
+            layers.append(_layer(word, place))
+    return layers
+
+
+def _layer(word: str, place: int) -> Layer:
+    for form, make in _FORMS.items():
+        match = re.fullmatch(form, word)
+        if match:
+            return make(*match.groups())
+    raise UserError(
+        f"--net: {shown(word)!r}, word {place}, is no layer: give convRxCxF (then sS, pP or same), poolN, "
+        f"avgpoolN, gap, denseN, or behind a conv or dense {', '.join(ACTIVATIONS)}"
+    )
+
+
+def _activated(layer: Layer | None, activation: str, place: int) -> Layer:
+    if not isinstance(layer, Conv2d | Dense) or layer.activation is not None:
+        raise UserError(f"--net: {activation}, word {place}, belongs right behind a conv or dense layer")
+    return dataclasses.replace(layer, activation=activation)
+
+
+def layers_of_json(content: Any) -> list[Layer]:
+    """Read layers from JSON: objects with ``kind`` (conv, pool, avgpool, gap, dense) and the kind's settings.
+
+    As ``{"kind": "conv", "filters": 32, "size": [3, 3], "padding": 1, "activation": "relu"}``. Raises
+    UserError, with the place, for what is no layer.
+    """
+    if not isinstance(content, list):
+        raise UserError("--net: 'layers' is no list of layers")
+    layers = []
+    for place, one in enumerate(content, 1):
+        kind = one.get("kind") if isinstance(one, Mapping) else None
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise UserError(f"--net: layer {place} has no 'kind' of {', '.join(_KINDS)}")
+        settings = {name: value for name, value in one.items() if name != "kind"}
+        known = [field.name for field in dataclasses.fields(_KINDS[kind])]
+        for name in settings:
+            if name not in known:
+                raise UserError(
+                    f"--net: layer {place}: a {kind} layer has no {shown(name)!r}: {', '.join(known)}"
+                )
+        if isinstance(settings.get("size"), list):
+            settings["size"] = tuple(settings["size"])
+        try:
+            layers.append(_KINDS[kind](**settings))
+        except TypeError:
+            raise UserError(
+                f"--net: layer {place}: a {kind} layer needs more of {', '.join(known)}"
+            ) from None
+        except UserError as error:
+            raise UserError(f"--net: layer {place}: {error}") from None
+    return layers
+
+
+def as_json(layers: Sequence[Layer]) -> list[dict[str, Any]]:
+    """Write layers as `layers_of_json` reads them."""
+    names = {kind: name for name, kind in _KINDS.items()}
+    return [{"kind": names[type(layer)], **dataclasses.asdict(layer)} for layer in layers]  # type: ignore[call-overload]
+
+
+def make_network(net: str, image: tuple[int, ...], classes: int, loss: str) -> Network:
+    """Make the network that ``--net`` says, for images of this shape.
+
+    A name of `NAMES`, a text, or a path that ends in .json: an object with ``layers`` and, if the loss given
+    is not to hold, ``loss``. Raises UserError where there is no such network, or it does not fit the data.
+    """
+    if net in NAMES:
+        layers = [*layers_of_text(NAMES[net]), Dense(classes)]
+    elif net.lower().endswith(".json"):
+        content = _read(Path(net))
+        layers, loss = layers_of_json(content.get("layers")), content.get("loss", loss)
+        if loss not in tuple(LOSSES):
+            raise UserError(f"--net {shown(net)}: loss is none of {', '.join(LOSSES)}")
+    else:
+        layers = layers_of_text(net)
+    try:
+        network = Network(image, layers, loss)
+    except UserError as error:
+        raise UserError(f"--net: {error}") from None
+    if network.classes < classes:
+        raise UserError(f"--net: ends with {network.classes} units, and the data have {classes} classes")
+    return network
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"--net {shown(path)}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"--net {shown(path)}: holds no JSON object")
+    return content
