@@ -6,6 +6,8 @@
 // groups of banks: the layout that wgmma calls 128-byte swizzle. Tiles begin at multiples of 1024 bytes.
 #pragma once
 
+#include "common.cuh"
+
 // A barrier with phases: a phase ends when all expected arrivals and bytes are there. Phases are told apart
 // by their parity, 0 for the first.
 typedef unsigned long long Barrier;
@@ -89,6 +91,41 @@ __device__ inline void copy_box(void *tile, const TensorMap *map, int x, int y, 
     change(barrier, 0, -count * width);
 }
 
+// As EmulatedDriver.window_map packs it; see Driver.window_map.
+struct alignas(64) WindowMap {
+    const char *data;
+    long long sizes[4], strides[3];
+    int first[2], last[2], step, channels, pixels, element;
+};
+
+__device__ inline void prefetch_map(const WindowMap *) {}
+
+__device__ inline void copy_windows(void *tile, const WindowMap *map, int channel, int x, int y, int n,
+                                    int place_x, int place_y, Barrier *barrier)
+{
+    const int width = map->element;
+    for (int pixel = 0; pixel < map->pixels; pixel++) {
+        const long long at[] = {0, x + place_x, y + place_y, n};
+        bool inside = true;
+        for (int d = 1; d < 4; d++)
+            inside &= at[d] >= 0 && at[d] < map->sizes[d];
+        for (int i = 0; i < map->channels; i++) {
+            const char *source = map->data + (offset)(channel + i) * width;
+            for (int d = 1; d < 4; d++)
+                source += at[d] * map->strides[d - 1];
+            char *target = (char *)swizzled((size_t)tile + (pixel * map->channels + i) * width);
+            for (int byte = 0; byte < width; byte++)
+                target[byte] = inside && channel + i < map->sizes[0] ? source[byte] : 0;
+        }
+        x += map->step;
+        if (x > map->sizes[1] - 1 + map->last[0])
+            x = map->first[0], y += map->step;
+        if (y > map->sizes[2] - 1 + map->last[1])
+            y = map->first[1], n++;
+    }
+    change(barrier, 0, -map->pixels * map->channels * width);
+}
+
 #else
 
 // What cuTensorMapEncodeTiled makes.
@@ -146,6 +183,28 @@ __device__ inline void copy_box(void *tile, const TensorMap *map, int x, int y, 
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(tile)), "l"(map), "r"(x), "r"(y),
                  "r"(z), "r"(0), "r"(shared_address(barrier)) : "memory");
+}
+
+// What cuTensorMapEncodeIm2col makes.
+struct alignas(64) WindowMap {
+    char opaque[128];
+};
+
+__device__ inline void prefetch_map(const WindowMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Starts the copy of the map's number of pixels and of channels, from `channel` on: what windows see at place
+// (place_x, place_y) in them, from the window of image n that begins at (x, y), in the order of windows, and of
+// images. What lies outside is zero.
+__device__ inline void copy_windows(void *tile, const WindowMap *map, int channel, int x, int y, int n,
+                                    int place_x, int place_y, Barrier *barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(shared_address(tile)), "l"(map),
+                 "r"(channel), "r"(x), "r"(y), "r"(n), "r"(shared_address(barrier)), "h"((short)place_x),
+                 "h"((short)place_y) : "memory");
 }
 
 #endif

@@ -7,6 +7,7 @@ from numpy.typing import DTypeLike
 
 from nn.launch.classifier import FusedClassifier, fused_classifier_fits
 from nn.launch.conv.convolution import ConvolutionWork
+from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
@@ -46,7 +47,8 @@ class Kernels:
         if conv not in ("auto", *CONV_VERSIONS):
             raise ValueError(f"conv is auto, {', '.join(CONV_VERSIONS)}, not {conv!r}")
         self.library = library
-        self.conv_version = fastest_convolution(library.driver.architecture) if conv == "auto" else conv
+        best = fastest_convolution(dtype, library.driver.architecture)
+        self.conv_version = best if conv == "auto" else conv
         self.real = REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
@@ -76,13 +78,18 @@ class Kernels:
         if isinstance(work, Product):
             return self.gemm_for(*work.sizes)
         if isinstance(work, ConvolutionWork):
-            return self.conv_version
+            return self.convolution_for(work)
         _, hidden, classes = work.sizes
         return FUSED if self.fuses_classifier(hidden, classes) else APART
 
     def gemm_for(self, M: int, N: int, K: int) -> str:
         """Choose the version of a matrix product of these sizes."""
         return version_for(self.gemm_version, M, N, K, self.math)
+
+    def convolution_for(self, work: ConvolutionWork) -> str:
+        """Choose the version of a convolution; where the last does not fit, the one before it."""
+        is_too_much = self.conv_version == "implicit" and not fits_implicit(work)
+        return "im2col" if is_too_much else self.conv_version
 
     def fuses_classifier(self, hidden: int, classes: int) -> bool:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""

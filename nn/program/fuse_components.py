@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.implicit import ImplicitConvolution, flipped, operands_of, result_of
 from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
-from nn.launch.gemm.product import Epilogue, Product
+from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
@@ -57,7 +59,7 @@ class ComponentRules:
     @property
     def rules(self) -> list[Rule]:
         """In the order in which they are tried."""
-        return [self.classifier, self.pixels, self.product, self.other]
+        return [self.classifier, self.pixels, self.product, self.convolution, self.other]
 
     def classifier(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make the end of the network one kernel; dZ is components if only products from these read it."""
@@ -97,15 +99,59 @@ class ComponentRules:
         if not isinstance(operation, Operation) or not self._takes_components(operation):
             return None
         assert isinstance(operation.work, Product)
-        splits, (A, B) = self._split_operands(operation, operation.work)
+        splits, (A, B) = self._split(operation, operation.work.reads)
         read = [A.components.numbers, B.components.numbers]
         starts_early = _may_start_early(read, [*done, *splits])
-        epilogue, count = _epilogue(operation.work, rest[1:2])
+        epilogue, count = _epilogue(operation.work.D, rest[1:2])
         epilogue = replace(epilogue, alpha=A.scale * B.scale)
         work = ComponentProduct(operation.work, A.components, B.components, epilogue, starts_early)
         result = replace(operation, work=work, starts_early=starts_early)
         self._forget([result])
         return Replacement(count, [*splits, result])
+
+    def convolution(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Make a convolution from components, with its bias and activation; split operands where needed."""
+        operation = rest[0]
+        work = operation.work if isinstance(operation, Operation) else None
+        if not isinstance(operation, Operation) or not isinstance(work, ConvolutionWork):
+            return None
+        if self._kernels.choose(work) != "implicit":
+            return None
+        items: list[Operation] = []
+        images, matrix = operands_of(work)
+        of_filters = isinstance(work, FilterGradient)
+        gathered = self._image_components(operation, images, items)
+        if isinstance(work, InputGradient):
+            turn = flipped(work, lambda rows, columns: self._take_components(gathered.count, rows, columns))
+            items.append(Operation("turn filters", operation.part, turn, layer=operation.layer))
+            other = turn.T
+        elif of_filters:
+            other = self._image_components(operation, matrix, items)
+        else:
+            splits, (filters,) = self._split(operation, (matrix,))
+            items += splits
+            other = filters.components
+        epilogue, count = (PLAIN, 1) if of_filters else _epilogue(result_of(work), rest[1:2])
+        starts_early = _may_start_early([gathered.numbers, other.numbers], [*done, *items])
+        result = replace(
+            operation,
+            work=ImplicitConvolution(work, gathered, other, epilogue, starts_early),
+            starts_early=starts_early,
+        )
+        self._forget([result])
+        return Replacement(count, [*items, result])
+
+    def _image_components(self, reader: Operation, images: DeviceArray, items: list[Operation]) -> Components:
+        """Return the components of images (pixels, channels); add the launch that splits them, if it is needed."""
+        found = self._find(images)
+        if found is not None and found.components.ld == images.shape[1] and found.scale == 1:
+            return found.components
+        components = self._take_components(self._kernels.components, *images.shape, packed=True)
+        items.append(
+            Operation("split images", reader.part, Split(((images, components),)), layer=reader.layer)
+        )
+        self._known.append(_Known(images, components))
+        return components
 
     def other(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Leave any other item as it is; forget the components of what it writes."""
@@ -128,14 +174,14 @@ class ComponentRules:
         """Components of matrices that these items write over."""
         self._known = [known for known in self._known if not any(writes(item, known.array) for item in items)]
 
-    def _split_operands(
-        self, reader: Operation, product: Product
-    ) -> tuple[list[Operation], tuple[_Known, _Known]]:
-        """Return both operands as components, and the launch that splits those that are not yet split."""
-        found = [self._find(array) for array in product.reads]
+    def _split(
+        self, reader: Operation, operands: Sequence[DeviceArray]
+    ) -> tuple[list[Operation], list[_Known]]:
+        """Return operands as components, and the launch that splits those that are not yet split."""
+        found = [self._find(array) for array in operands]
         new = {
             place: _Known(array, self._take_components(self._kernels.components, *array.shape))
-            for place, array in enumerate(product.reads)
+            for place, array in enumerate(operands)
             if found[place] is None
         }
         splits = []
@@ -143,8 +189,7 @@ class ComponentRules:
             work = Split(tuple((one.array, one.components) for one in new.values()))
             splits = [Operation("split operands", reader.part, work, layer=reader.layer)]
             self._known.extend(new.values())
-        A, B = (known or new[place] for place, known in enumerate(found))
-        return splits, (A, B)
+        return splits, [known or new[place] for place, known in enumerate(found)]
 
     def _find(self, array: DeviceArray) -> _Known | None:
         """Find the array's components, if there are any."""
@@ -152,10 +197,10 @@ class ComponentRules:
         return next((view for view in views if view is not None), None)
 
 
-def _epilogue(product: Product, later: Sequence[Item]) -> tuple[Epilogue, int]:
-    """Find the bias and activation behind a product, if any; count the items, the product included."""
+def _epilogue(result: DeviceArray, later: Sequence[Item]) -> tuple[Epilogue, int]:
+    """Find the bias and activation behind what makes a matrix, if any; count the items, this one included."""
     work = later[0].work if later and isinstance(later[0], Operation) else None
-    if isinstance(work, BiasActivation) and same(work.Z, product.D):
+    if isinstance(work, BiasActivation) and same(work.Z, result):
         return Epilogue(bias=work.b, activation=work.activation), 2
     return Epilogue(), 1
 

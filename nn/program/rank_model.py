@@ -138,12 +138,14 @@ class TrainingArrays:
 
 
 def layers_with_components(kernels: Kernels, shard: Shard) -> list[int]:
-    """Return the dense layers whose products read their weights as components."""
+    """Return the layers whose products read their weights as components."""
     result = []
     for layer in shard.network.numbers:
-        if not isinstance(shard.network.layer(layer), Dense):
-            continue
         units, inputs = shard.shapes[f"W{layer}"]
+        if not isinstance(shard.network.layer(layer), Dense):
+            if kernels.conv_version == "implicit":
+                result.append(layer)
+            continue
         ends = layer == shard.network.depth and shard.plan.is_data
         is_fused = ends and kernels.fuses_classifier(inputs, units)
         if not is_fused and kernels.gemm_for(units, units, inputs) == "wgmma":

@@ -168,6 +168,24 @@ class Driver(Protocol):
         bytes, their 16-byte chunks permuted. On a GPU from sm_90 on.
         """
 
+    def window_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        corners: tuple[tuple[int, int], tuple[int, int]],
+        box: tuple[int, int],
+        step: int,
+    ) -> bytes:
+        """Describe windows on bf16 images (channels, x, y, n) to kernels: 128 bytes, for kernels/gemm/tma.cuh.
+
+        ``sizes`` are in elements, the contiguous channels first; ``strides``, of the others, in bytes; they
+        and the pointer are multiples of 16. Windows begin at every ``step``-th (at most 8) pixel, x first,
+        from the first of ``corners`` (x, y) to that many pixels behind the last pixel: from -128 to 127. A
+        copy takes ``box`` channels and pixels: 64 channels, a row of 128 bytes, permuted as `tensor_map` has
+        it. On a GPU from sm_90 on.
+        """
+
     def is_compiled(self, source: str, cache_dir: str) -> bool:
         """Return whether the cache has the compiled source, whole; thread-safe."""
 

@@ -139,6 +139,17 @@ class CpuDriver:
     ) -> bytes:
         raise RuntimeError("the cpu device runs no kernels")
 
+    def window_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        corners: tuple[tuple[int, int], tuple[int, int]],
+        box: tuple[int, int],
+        step: int,
+    ) -> bytes:
+        raise RuntimeError("the cpu device runs no kernels")
+
     def is_compiled(self, source: str, cache_dir: str) -> bool:
         raise RuntimeError("the cpu device runs no kernels")
 

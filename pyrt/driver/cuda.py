@@ -307,6 +307,33 @@ class CudaDriver:
         )
         return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
+    def window_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        corners: tuple[tuple[int, int], tuple[int, int]],
+        box: tuple[int, int],
+        step: int,
+    ) -> bytes:
+        window_map = _call(
+            bindings.cuTensorMapEncodeIm2col,
+            bindings.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            pointer,
+            [bindings.cuuint64_t(size) for size in sizes],
+            [bindings.cuuint64_t(stride) for stride in strides],
+            list(corners[0]),
+            list(corners[1]),
+            *box,
+            [bindings.cuuint32_t(count) for count in (1, step, step, 1)],
+            bindings.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            bindings.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            bindings.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            bindings.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return ctypes.string_at(window_map.getPtr(), TENSOR_MAP_BYTES)
+
     def is_compiled(self, source: str, cache_dir: str) -> bool:
         return is_kept(self._cache_folder(source, cache_dir))
 

@@ -104,6 +104,17 @@ class NullDriver(CpuDriver):
     ) -> bytes:
         return bytes(TENSOR_MAP_BYTES)
 
+    def window_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        corners: tuple[tuple[int, int], tuple[int, int]],
+        box: tuple[int, int],
+        step: int,
+    ) -> bytes:
+        return bytes(TENSOR_MAP_BYTES)
+
     def is_compiled(self, source: str, cache_dir: str) -> bool:
         return True
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-CONV_VERSIONS = ("direct", "im2col")
-"""All versions, from the first to the fastest; every device runs each, in both dtypes."""
+import numpy as np
+from numpy.typing import DTypeLike
+
+from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
+
+CONV_VERSIONS = ("direct", "im2col", "implicit")
+"""All versions, from the first to the fastest; the last is for float32, and for tensor cores of sm_90."""
 
 
-def fastest_convolution(architecture: str) -> str:
-    """Return the version that is fastest on this architecture."""
-    return "direct" if architecture == "emulated" else "im2col"  # on the emulated device, what does least
+def fastest_convolution(dtype: DTypeLike, architecture: str) -> str:
+    """Return the version that is fastest for this dtype on this architecture."""
+    if architecture == "emulated":
+        return "direct"  # what does least
+    return "implicit" if runs_convolution("implicit", dtype, architecture) else "im2col"
+
+
+def runs_convolution(version: str, dtype: DTypeLike, architecture: str) -> bool:
+    """Return whether devices of this architecture run a version in this dtype."""
+    return version != "implicit" or (architecture in TENSOR_ARCHITECTURES and np.dtype(dtype) == np.float32)

@@ -6,9 +6,9 @@ Three components hold all 24 bits of a float32, two hold 16, one holds 8.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -52,9 +52,12 @@ class Components:
     distance: int
 
     @classmethod
-    def empty(cls, driver: Driver, count: int, rows: int, columns: int) -> Components:
-        """Room for the components of a matrix of this shape; zeros."""
-        ld = -(-max(columns, 1) // _LINE) * _LINE
+    def empty(cls, driver: Driver, count: int, rows: int, columns: int, packed: bool = False) -> Components:
+        """Room for the components of a matrix of this shape; zeros.
+
+        Rows are padded to whole lines, but where they are ``packed``: these are images.
+        """
+        ld = columns if packed else -(-max(columns, 1) // _LINE) * _LINE
         if max(rows, 1) * ld > LARGEST:
             raise UserError(
                 f"the components of a {rows} x {columns} matrix are more than 2^31 elements apart: use a "
@@ -190,19 +193,25 @@ def split(x: np.ndarray, count: int) -> np.ndarray:
     return result
 
 
+class TakeComponents(Protocol):
+    """Makes room for components."""
+
+    def __call__(self, count: int, rows: int, columns: int, packed: bool = False) -> Components: ...
+
+
 class ComponentPool:
     """Components for several lists of operations that run one after another, and so in the same memory."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._made: dict[tuple[int, int, int], list[Components]] = {}
+        self._made: dict[tuple[int, int, int, bool], list[Components]] = {}
 
-    def for_a_list(self) -> Callable[[int, int, int], Components]:
-        """Return a function that makes room for components (count, rows, columns), new at each call."""
-        taken: Counter[tuple[int, int, int]] = Counter()
+    def for_a_list(self) -> TakeComponents:
+        """Return a function that makes room for components as `Components.empty`, new at each call."""
+        taken: Counter[tuple[int, int, int, bool]] = Counter()
 
-        def take(count: int, rows: int, columns: int) -> Components:
-            shape = count, rows, columns
+        def take(count: int, rows: int, columns: int, packed: bool = False) -> Components:
+            shape = count, rows, columns, packed
             made = self._made.setdefault(shape, [])
             if taken[shape] == len(made):
                 made.append(Components.empty(self._driver, *shape))

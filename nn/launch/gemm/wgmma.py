@@ -6,6 +6,7 @@ M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,9 @@ def products(components_a: int, components_b: int) -> int:
     return sum(i + j < most for i, j in itertools.product(range(components_a), range(components_b)))
 
 
-def candidates(K: int, components_a: int, components_b: int, shared_memory: int) -> list[Tiling]:
+def candidates(
+    K: int, components_a: int, components_b: int, shared_memory: int, parts: Sequence[int] = _PARTS
+) -> list[Tiling]:
     """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
     K counts numbers of two bytes: a TF32 number counts as two.
@@ -78,7 +81,7 @@ def candidates(K: int, components_a: int, components_b: int, shared_memory: int)
         return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
 
     tiles = (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
-    cuts = [cut(tile, parts) for tile in tiles for parts in _PARTS if parts <= _tiles_deep(K)]
+    cuts = [cut(tile, count) for tile in tiles for count in parts if count <= _tiles_deep(K)]
     return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
 
@@ -167,7 +170,7 @@ class ComponentProduct(Work):
             A.tensor_map(self.product.transpose_a, tiling.rows),
             B.tensor_map(not self.product.transpose_b, tiling.columns),
             tiling.stages,
-            *_meeting_places(driver, tiling, grid[0] * grid[1]),
+            *meeting_places(driver, tiling, grid[0] * grid[1]),
             int(self.starts_early),
             *(alpha, beta, C, C.ld, self.epilogue.bias, D, D.ld),
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
@@ -199,7 +202,7 @@ class ComponentProduct(Work):
         return compute
 
 
-def _meeting_places(
+def meeting_places(
     driver: Driver, tiling: Tiling, tiles: int
 ) -> tuple[DeviceArray | None, DeviceArray | None]:
     """Make room where blocks of parts of K meet: sums of all parts but the last, a counter for each warp."""

@@ -295,6 +295,20 @@ class EmulatedDriver:
         # As TensorMap of kernels/gemm/tma.cuh.
         return struct.pack("P4q3q4ii", pointer, *sizes, *strides, *box, 2).ljust(TENSOR_MAP_BYTES, b"\0")
 
+    def window_map(
+        self,
+        pointer: int,
+        sizes: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        corners: tuple[tuple[int, int], tuple[int, int]],
+        box: tuple[int, int],
+        step: int,
+    ) -> bytes:
+        # As WindowMap of kernels/gemm/tma.cuh.
+        first, last = corners
+        packed = struct.pack("P4q3q8i", pointer, *sizes, *strides, *first, *last, step, *box, 2)
+        return packed.ljust(TENSOR_MAP_BYTES, b"\0")
+
     def is_compiled(self, source: str, cache_dir: str) -> bool:
         return compile.is_compiled(source, cache_dir, self._sanitize)
 

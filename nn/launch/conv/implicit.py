@@ -1,0 +1,386 @@
+"""Convolutions on tensor cores of sm_90, whose windows are gathered on the way (kernels/conv/implicit.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.elementwise import ACTIVATE_IN_PLACE
+from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
+from nn.launch.gemm.product import PLAIN, Epilogue
+from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
+from nn.launch.shapes import line_shape
+from nn.launch.work import Compute, Work
+from nn.model.window import Window
+from pyrt.arrays import DeviceArray
+from pyrt.kernels import Launch, blocks, in_order
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+_LINE = TILE_BYTES // 2
+"""Channels of a tile."""
+
+_CHANNEL_STEP = 8
+"""Pixels begin at multiples of 16 bytes: their channels are a multiple of this."""
+
+_MOST_STEP = 8
+_CORNERS = range(-128, 128)
+"""The strides, and the first and last windows beside an image, that a map of windows can have."""
+
+_FORWARD_PARTS = (1, 2, 3, 4, 6, 8)
+_FILTER_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Parts of k; k of filters counts windows, of which there are many."""
+
+
+def fits_implicit(work: ConvolutionWork) -> bool:
+    """Return whether the kernel can do the work: the channels that it gathers, the stride, the window."""
+    window, images = gathered(work)
+    if isinstance(work, InputGradient) and work.window.stride > 1:
+        return False
+    matrix = work.filter_count if isinstance(work, FilterGradient) else _CHANNEL_STEP
+    corners = (*_first(window), *_behind(window))
+    return (
+        images % _CHANNEL_STEP == 0
+        and matrix % _CHANNEL_STEP == 0
+        and window.stride <= _MOST_STEP
+        and all(corner in _CORNERS for corner in corners)
+        and max(window.rows, window.columns) <= len(_CORNERS)
+    )
+
+
+def gathered(work: ConvolutionWork) -> tuple[Window, int]:
+    """Return the windows that the kernel gathers, and the channels of what it gathers them from.
+
+    For the gradient of the images these are windows on the gradient of the outputs, for a stride of 1.
+    """
+    window = work.window
+    if not isinstance(work, InputGradient):
+        return window, window.channels
+    turned = replace(
+        window,
+        height=window.out_height,
+        width=window.out_width,
+        channels=work.filter_count,
+        top=window.rows - 1 - window.top,
+        left=window.columns - 1 - window.left,
+        out_height=window.height,
+        out_width=window.width,
+    )
+    return turned, work.filter_count
+
+
+def _first(window: Window) -> tuple[int, int]:
+    """Return where the first window begins, (x, y)."""
+    return -window.left, -window.top
+
+
+def _behind(window: Window) -> tuple[int, int]:
+    """Return where the last window begins, (x, y), from the last pixel on."""
+    last_x = (window.out_width - 1) * window.stride - window.left
+    last_y = (window.out_height - 1) * window.stride - window.top
+    return last_x - (window.width - 1), last_y - (window.height - 1)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How windows are gathered: ``columns`` places a row of them, of ``width`` channels each.
+
+    Where no window is beyond the image at its sides, the columns of a row of it, side by side in memory, are
+    one place: with few channels that leaves fewer zeros in a tile.
+    """
+
+    window: Window
+    columns: int
+    width: int
+
+    @classmethod
+    def of(cls, window: Window) -> Gathering:
+        """Take the columns of a row as one place where a tile has room for several."""
+        is_inside = window.left == 0 and _behind(window)[0] + window.columns - 1 <= 0
+        if is_inside and window.channels < _LINE:
+            return cls(window, 1, window.columns * window.channels)
+        return cls(window, window.columns, window.channels)
+
+    @property
+    def places(self) -> int:
+        return self.window.rows * self.columns
+
+    @property
+    def chunks(self) -> int:
+        """Tiles that the channels of a place take."""
+        return blocks(self.width, _LINE)
+
+    def map(self, images: Components, samples: int, pixels: int) -> DeviceArray:
+        """Make the map by which the device finds so many windows of the images of all components."""
+        window, driver = self.window, images.array.driver
+        pixel = images.ld * images.array.dtype.itemsize
+        together = window.columns // self.columns  # columns in a place
+        width = window.width - together + 1
+        sizes = self.width, width, window.height, samples * images.count
+        row = pixel * window.width
+        last_x, last_y = _behind(window)
+        corners = _first(window), (last_x + together - 1, last_y)
+        packed = driver.window_map(
+            images.array.pointer,
+            sizes,
+            (pixel, row, row * window.height),
+            corners,
+            (_LINE, pixels),
+            window.stride,
+        )
+        return DeviceArray.from_host(driver, np.frombuffer(packed, np.uint8))
+
+    def filter_map(self, filters: Components, lines: int) -> DeviceArray:
+        """Make the map of the filters: their channels of a place, ``lines`` filters at a time."""
+        driver, itemsize = filters.array.driver, filters.array.dtype.itemsize
+        sizes = self.width, filters.rows, self.places, filters.count
+        strides = filters.ld * itemsize, self.width * itemsize, filters.distance * itemsize
+        packed = driver.tensor_map(filters.array.pointer, sizes, strides, (_LINE, lines, 1, filters.count))
+        return DeviceArray.from_host(driver, np.frombuffer(packed, np.uint8))
+
+
+@dataclass(frozen=True)
+class ImplicitConvolution(Work):
+    """A convolution of operands that are given as components.
+
+    ``images`` (samples pixels, channels), packed, are what windows are gathered from: A, or dZ for the
+    gradient of the images; ``matrix`` is the filters (filters, places channels), turned around for that
+    gradient, or, for the gradient of the filters, dZ (windows, filters). ``tiling``: one of `tilings`; None: the best predicted.
+    """
+
+    work: ConvolutionWork
+    images: Components
+    matrix: Components
+    epilogue: Epilogue = PLAIN
+    starts_early: bool = False
+    tiling: Tiling | None = None
+
+    @property
+    def reads(self) -> tuple[DeviceArray, ...]:
+        bias = (self.epilogue.bias,) if self.epilogue.bias is not None else ()
+        return self.images.numbers, self.matrix.numbers, *bias
+
+    @property
+    def writes(self) -> tuple[DeviceArray, ...]:
+        return self.work.writes
+
+    @property
+    def result(self) -> DeviceArray:
+        """What it writes as a matrix: a row a window and a column a filter or channel, or dW."""
+        return result_of(self.work)
+
+    @property
+    def flops(self) -> int:
+        return self.work.flops + (2 * self.result.size if self.epilogue.bias is not None else 0)
+
+    @property
+    def tensor_flops(self) -> int:
+        return products(self.images.count, self.matrix.count) * self.work.flops
+
+    @property
+    def _of_filters(self) -> bool:
+        return isinstance(self.work, FilterGradient)
+
+    def on_device(self, kernels: Kernels) -> Launch:
+        window, _ = gathered(self.work)
+        driver, gathering = kernels.driver, Gathering.of(window)
+        tiling = self.tiling or choose(self, driver.multiprocessors, driver.shared_memory)
+        result, samples = self.result, self.work.samples
+        (M, N), across = result.shape, blocks(gathering.width, tiling.columns)
+        if self._of_filters:
+            pixels, matrix = _LINE, self.matrix.tensor_map(True, tiling.rows)
+            depth, grid_y = blocks(samples * window.places, _LINE), gathering.places * across
+        else:
+            pixels, matrix = tiling.rows, gathering.filter_map(self.matrix, tiling.columns)
+            depth, grid_y = gathering.places * gathering.chunks, blocks(N, tiling.columns)
+        grid = blocks(M, tiling.rows), grid_y, tiling.parts
+        kernel = kernels.library.kernel(
+            "conv/implicit", f"convolve_{tiling.rows}x{tiling.columns}", **self._constants()
+        )
+        epilogue = self.epilogue
+        return kernel.bind(
+            grid,
+            (tiling.threads,),
+            *(M, N, depth),
+            *(gathering.map(self.images, samples, pixels), matrix),
+            *(samples, window.out_height, window.out_width, window.stride, window.top, window.left),
+            *(gathering.columns, gathering.width, tiling.stages),
+            *meeting_places(driver, tiling, grid[0] * grid[1]),
+            int(self.starts_early),
+            *(
+                epilogue.alpha,
+                epilogue.beta,
+                epilogue.C or result,
+                result.ld,
+                epilogue.bias,
+                result,
+                result.ld,
+            ),
+            shared=tiling.stages * tiling.stage_bytes(self.images.count, self.matrix.count),
+        )
+
+    def _constants(self) -> dict[str, str | int]:
+        return {
+            "REAL": "float",
+            "NUMBER": "bfloat16",
+            "TRANSPOSE_A": int(self._of_filters),
+            "TRANSPOSE_B": int(not self._of_filters),
+            "COMPONENTS": f"{self.images.count}{self.matrix.count}",
+            "ACTIVATION": self.epilogue.activation,
+        }
+
+    def in_numpy(self) -> Compute:
+        window, _ = gathered(self.work)
+        d, epilogue = self.result.host_view(), self.epilogue
+        bias = epilogue.bias.host_view() if epilogue.bias is not None else None
+        shape = (
+            self.work.samples,
+            window.out_height,
+            window.out_width,
+            window.rows,
+            window.columns,
+            window.channels,
+        )
+        windows = np.zeros(shape, np.float32)
+        P = windows.reshape(-1, window.pixels)
+
+        def compute() -> None:
+            images = self.images.to_float32().reshape(-1, window.height, window.width, window.channels)
+            window.gather(images, windows)
+            matrix = self.matrix.to_float32()
+            d[:] = epilogue.alpha * (matrix.T @ P if self._of_filters else P @ matrix.T)
+            if bias is not None:
+                np.add(d, bias, out=d)
+            ACTIVATE_IN_PLACE[epilogue.activation](d)
+
+        return compute
+
+
+def result_of(work: ConvolutionWork) -> DeviceArray:
+    """Return what a convolution writes as a matrix."""
+    if isinstance(work, FilterGradient):
+        return work.filters
+    columns = work.filter_count if isinstance(work, Convolution) else work.window.channels
+    (result,) = work.writes
+    return result.reshape(result.size // columns, columns)
+
+
+def operands_of(work: ConvolutionWork) -> tuple[DeviceArray, DeviceArray]:
+    """Return what the kernel gathers windows from, (pixels, channels), and the other operand, as matrices.
+
+    The filters for the gradient of the images are as they are: `FlipFilters` turns them around.
+    """
+    images = work.images.reshape(work.images.size // work.window.channels, work.window.channels)
+    outputs = work.outputs.reshape(work.outputs.size // work.filter_count, work.filter_count)
+    if isinstance(work, FilterGradient):
+        return images, outputs
+    return (images if isinstance(work, Convolution) else outputs), work.filters
+
+
+def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
+    """List the cuts to choose from."""
+    _, _, K = _sizes(work)
+    of_filters = isinstance(work.work, FilterGradient)
+    counts = work.matrix.count, work.images.count
+    a, b = counts if of_filters else counts[::-1]
+    return candidates(K, a, b, shared_memory, _FILTER_PARTS if of_filters else _FORWARD_PARTS)
+
+
+def choose(work: ImplicitConvolution, multiprocessors: int, shared_memory: int) -> Tiling:
+    """Choose the cut of least predicted time."""
+    M, N, K = _sizes(work)
+    of_filters = isinstance(work.work, FilterGradient)
+    gathering = Gathering.of(gathered(work.work)[0])
+    count = work.images.count
+
+    def time(tiling: Tiling) -> float:
+        # The filters' gradient: of each place by itself, the last tile perhaps a part of one.
+        columns = (
+            gathering.places * blocks(gathering.width, tiling.columns) * tiling.columns if of_filters else N
+        )
+        return predicted(tiling, M, columns, K, count, count, multiprocessors)
+
+    return min(tilings(work, shared_memory), key=time)
+
+
+def _sizes(work: ImplicitConvolution) -> tuple[int, int, int]:
+    """M, N and K of the product, K with the zeros behind the last channels."""
+    M, N = work.result.shape
+    gathering = Gathering.of(gathered(work.work)[0])
+    if isinstance(work.work, FilterGradient):
+        return M, N, work.work.samples * work.work.window.places
+    return M, N, gathering.places * gathering.chunks * _LINE
+
+
+@dataclass(frozen=True)
+class FlipFilters(Work):
+    """Filters W (filters, places channels) as components of T (channels, places filters), places reversed."""
+
+    kind = "flip filters"
+    W: DeviceArray
+    T: Components
+    places: int
+
+    @property
+    def reads(self) -> tuple[DeviceArray, ...]:
+        return (self.W,)
+
+    @property
+    def writes(self) -> tuple[DeviceArray, ...]:
+        return (self.T.numbers,)
+
+    @property
+    def results(self) -> tuple[Components, ...]:
+        return (self.T,)
+
+    @property
+    def flops(self) -> int:
+        return self.W.size * self.T.count
+
+    def on_device(self, kernels: Kernels) -> Launch:
+        filters, T = self.W.shape[0], self.T
+        kernel = kernels.kernel("conv/flip", "flip_filters")
+        sizes = filters, self.places, T.rows
+        return kernel.bind(*line_shape(self.W.size), *sizes, self.W, T.count, T.array, T.ld, T.distance)
+
+    def in_numpy(self) -> Compute:
+        w, T = self.W.host_view(), self.T
+
+        def compute() -> None:
+            turned = w.reshape(len(w), self.places, T.rows)[:, ::-1].transpose(2, 1, 0)
+            T.numbers.host_view()[:] = split(turned.reshape(T.rows, -1), T.count).reshape(-1, T.columns)
+
+        return compute
+
+
+def bind_implicit(kernels: Kernels, work: ConvolutionWork) -> Launch:
+    """Bind a convolution by itself: its operands are split first."""
+    preparations: list[Work] = []
+
+    def ready(array: DeviceArray, packed: bool) -> Components:
+        made = Components.empty(kernels.driver, kernels.components, *array.shape, packed)
+        preparations.append(Split(((array, made),)))
+        return made
+
+    images, matrix = operands_of(work)
+    if isinstance(work, InputGradient):
+        prepared = flipped(
+            work, lambda rows, columns: Components.empty(kernels.driver, kernels.components, rows, columns)
+        )
+        preparations.append(prepared)
+        parts = ready(images, True), prepared.T
+    else:
+        parts = ready(images, True), ready(matrix, isinstance(work, FilterGradient))
+    done = ImplicitConvolution(work, *parts)
+    return in_order([one.on_device(kernels) for one in (*preparations, done)])
+
+
+def flipped(work: InputGradient, room: Callable[[int, int], Components]) -> FlipFilters:
+    """Return the work that turns the filters around for the gradient of the images."""
+    places = work.window.rows * work.window.columns
+    return FlipFilters(work.filters, room(work.window.channels, places * work.filter_count), places)
