@@ -93,9 +93,10 @@ class Pool(PoolWork):
 
 @dataclass(frozen=True)
 class PoolGradient(PoolWork):
-    """The gradient of the images, from that of the outputs."""
+    """The gradient of the images, from that of the outputs; ``made`` are the outputs themselves."""
 
     kind = "pooling gradient"
+    made: DeviceArray
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:

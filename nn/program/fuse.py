@@ -12,6 +12,7 @@ from nn.launch.kernels import Kernels
 from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_components import ComponentRules
+from nn.program.fuse_images import FuseOutputGradient
 from nn.program.operations import Item
 from nn.program.rewrite import rewrite
 from pyrt.arrays import DeviceArray
@@ -32,5 +33,10 @@ def fuse(
     if kernels.uses_components:
         rules = ComponentRules(kernels, pool, known).rules
     else:
-        rules = [FuseClassifier(kernels), FuseEpilogue(kernels), FuseColumnSums(kernels)]
+        rules = [
+            FuseClassifier(kernels),
+            FuseOutputGradient(),
+            FuseEpilogue(kernels),
+            FuseColumnSums(kernels),
+        ]
     return rewrite(items, rules, kernels.driver)

@@ -20,6 +20,7 @@ from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
 from nn.program.fuse_classifier import FuseClassifier
+from nn.program.fuse_images import FuseOutputGradient
 from nn.program.operations import BucketReady, Item, Operation
 from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes
 from pyrt.arrays import DeviceArray
@@ -59,7 +60,7 @@ class ComponentRules:
     @property
     def rules(self) -> list[Rule]:
         """In the order in which they are tried."""
-        return [self.classifier, self.pixels, self.product, self.convolution, self.other]
+        return [self.classifier, self.pixels, self.gradient, self.product, self.convolution, self.other]
 
     def classifier(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make the end of the network one kernel; dZ is components if only products from these read it."""
@@ -79,6 +80,30 @@ class ComponentRules:
         components = self._take_components(self._kernels.components, *array.shape)
         self._known.append(_Known(array, components))
         return components
+
+    def gradient(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Make the gradient of a convolution's sums in one pass, as components if only products read it."""
+        known = len(self._known)
+        found = FuseOutputGradient(self._image_components_for)(rest, done)
+        if found is None:
+            return None
+        new = self._known[known:]
+        self._known = self._known[:known]
+        self._forget(found.items)
+        self._known += new
+        return found
+
+    def _image_components_for(self, array: DeviceArray, later: Sequence[Item]) -> Components | None:
+        if not all(self._is_implicit(item) for item in later if reads(item, array)):
+            return None
+        components = self._take_components(self._kernels.components, *array.shape, packed=True)
+        self._known.append(_Known(array, components))
+        return components
+
+    def _is_implicit(self, item: Item) -> bool:
+        """Return whether this is a convolution that is made from components."""
+        work = item.work if isinstance(item, Operation) else None
+        return isinstance(work, ConvolutionWork) and self._kernels.choose(work) == "implicit"
 
     def pixels(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Pixels that bf16 holds, as they are, where only products read them: these scale their results."""
@@ -112,11 +137,10 @@ class ComponentRules:
     def convolution(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make a convolution from components, with its bias and activation; split operands where needed."""
         operation = rest[0]
-        work = operation.work if isinstance(operation, Operation) else None
-        if not isinstance(operation, Operation) or not isinstance(work, ConvolutionWork):
+        if not isinstance(operation, Operation) or not self._is_implicit(operation):
             return None
-        if self._kernels.choose(work) != "implicit":
-            return None
+        work = operation.work
+        assert isinstance(work, ConvolutionWork)
         items: list[Operation] = []
         images, matrix = operands_of(work)
         of_filters = isinstance(work, FilterGradient)

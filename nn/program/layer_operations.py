@@ -41,7 +41,9 @@ class FollowerOperations(Protocol):
 
     def forward(self, A: DeviceArray, output: DeviceArray, places: DeviceArray | None) -> Operation: ...
 
-    def backward(self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None) -> Operation: ...
+    def backward(
+        self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None, made: DeviceArray
+    ) -> Operation: ...
 
 
 OPERATIONS: dict[type, Callable[[Any, int, Arena, Shape], LayerOperations]] = {

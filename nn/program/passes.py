@@ -172,7 +172,7 @@ class Pass:
         between, places = self.activations.between(layer, samples), self.activations.places(layer, samples)
         back = self.activations.between_back(layer, samples)
         items: list[Item] = [
-            one.backward(back[place], back[place + 1], places[place])
+            one.backward(back[place], back[place + 1], places[place], between[place + 1])
             for place, one in reversed(list(enumerate(self._followers(layer))))
         ]
         return [*items, self._operations(layer).activation_gradient(between[0], back[0])]

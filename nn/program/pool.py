@@ -24,7 +24,9 @@ class PoolOperations:
         work = Pool(A, output, places, self.layer.window(self.inputs))
         return Operation(f"pooling {self.number}", FORWARD, work)
 
-    def backward(self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None) -> Operation:
-        """The gradient of the output to that of the images."""
-        work = PoolGradient(dA, gradient, places, self.layer.window(self.inputs))
+    def backward(
+        self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None, made: DeviceArray
+    ) -> Operation:
+        """The gradient of the output, which was ``made``, to that of the images."""
+        work = PoolGradient(dA, gradient, places, self.layer.window(self.inputs), made)
         return Operation(f"pooling gradient {self.number}", BACKWARD, work)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.gathered import gathered, operands_of, result_of
 from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
 from nn.launch.gemm.product import PLAIN, Epilogue
@@ -51,27 +52,6 @@ def fits_implicit(work: ConvolutionWork) -> bool:
         and all(corner in _CORNERS for corner in corners)
         and max(window.rows, window.columns) <= len(_CORNERS)
     )
-
-
-def gathered(work: ConvolutionWork) -> tuple[Window, int]:
-    """Return the windows that the kernel gathers, and the channels of what it gathers them from.
-
-    For the gradient of the images these are windows on the gradient of the outputs, for a stride of 1.
-    """
-    window = work.window
-    if not isinstance(work, InputGradient):
-        return window, window.channels
-    turned = replace(
-        window,
-        height=window.out_height,
-        width=window.out_width,
-        channels=work.filter_count,
-        top=window.rows - 1 - window.top,
-        left=window.columns - 1 - window.left,
-        out_height=window.height,
-        out_width=window.width,
-    )
-    return turned, work.filter_count
 
 
 def _first(window: Window) -> tuple[int, int]:
@@ -150,7 +130,8 @@ class ImplicitConvolution(Work):
 
     ``images`` (samples pixels, channels), packed, are what windows are gathered from: A, or dZ for the
     gradient of the images; ``matrix`` is the filters (filters, places channels), turned around for that
-    gradient, or, for the gradient of the filters, dZ (windows, filters). ``tiling``: one of `tilings`; None: the best predicted.
+    gradient, or, for the gradient of the filters, dZ (windows, filters). ``tiling``: one of `tilings`; None:
+    the best predicted.
     """
 
     work: ConvolutionWork
@@ -259,27 +240,6 @@ class ImplicitConvolution(Work):
             ACTIVATE_IN_PLACE[epilogue.activation](d)
 
         return compute
-
-
-def result_of(work: ConvolutionWork) -> DeviceArray:
-    """Return what a convolution writes as a matrix."""
-    if isinstance(work, FilterGradient):
-        return work.filters
-    columns = work.filter_count if isinstance(work, Convolution) else work.window.channels
-    (result,) = work.writes
-    return result.reshape(result.size // columns, columns)
-
-
-def operands_of(work: ConvolutionWork) -> tuple[DeviceArray, DeviceArray]:
-    """Return what the kernel gathers windows from, (pixels, channels), and the other operand, as matrices.
-
-    The filters for the gradient of the images are as they are: `FlipFilters` turns them around.
-    """
-    images = work.images.reshape(work.images.size // work.window.channels, work.window.channels)
-    outputs = work.outputs.reshape(work.outputs.size // work.filter_count, work.filter_count)
-    if isinstance(work, FilterGradient):
-        return images, outputs
-    return (images if isinstance(work, Convolution) else outputs), work.filters
 
 
 def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:

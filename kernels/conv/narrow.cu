@@ -1,0 +1,203 @@
+// Convolution of images of few channels, as those of a first layer: too few to fill a tile of tensor cores, and as
+// many bytes as sums. Everything that a block needs again is in shared memory or registers.
+// constants: REAL=float FILTERS=8|16 ACTIVATION=identity|sigmoid|tanh|relu
+//
+// With images X (samples, height, width, channels), filters V and their results Y (windows, filters), K numbers in
+// a window, as direct.cu has them:
+//   narrow_forward   Y = f(P V^T + bias). Also the gradient of images, of windows on dZ, with the filters turned
+//                    around: `turned`, V is then W (channels of P, places, filters of Y)
+//   narrow_filters   dV = dY^T P, as partial sums of the blocks, for column_sums to add up
+
+#include "conv/window.cuh"
+#include "nn/activations.cuh"
+
+const int THREADS = 128;
+const int WINDOWS = 4;   // of a thread
+
+// Where number k of a window is in the image, from the window's first pixel on, and its place in the window.
+struct Number {
+    int row, column, channel;
+
+    __device__ Number(const Window &w, int k)
+    {
+        channel = k % w.channels;
+        const int place = k / w.channels;
+        row = place / w.columns;
+        column = place - row * w.columns;
+    }
+};
+
+// FILTERS, a constant, is how many a thread makes, and a block.
+//
+// Block of THREADS; the grid's x counts blocks across the windows, THREADS * WINDOWS each, y groups of FILTERS.
+// Dynamic shared memory: K * FILTERS numbers, the block's filters, a row for each k. A thread makes FILTERS results
+// of WINDOWS windows: what it reads serves that many products. Neighbouring threads have neighbouring windows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+narrow_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
+               int out_height, int out_width, int filters, int turned, const real *X, const real *V,
+               const real *bias, real *Y)
+{
+    wait_for_previous_kernel();
+    extern __shared__ __align__(16) real weights[];
+    const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
+    const int K = rows * columns * channels, places = rows * columns, first_filter = blockIdx.y * FILTERS;
+    for (int i = threadIdx.x; i < K * FILTERS; i += THREADS) {
+        const int k = i / FILTERS, f = first_filter + i % FILTERS;
+        const int place = k / channels, channel = k - place * channels;
+        real weight = 0;
+        if (f < filters)
+            weight = turned ? V[((offset)channel * places + places - 1 - place) * filters + f]
+                            : V[(offset)f * K + k];
+        weights[i] = weight;
+    }
+    __syncthreads();
+
+    const int count = samples * out_height * out_width;
+    const real *corner[WINDOWS];
+    int y[WINDOWS], x[WINDOWS];
+    real sums[WINDOWS][FILTERS] = {};
+#pragma unroll
+    for (int i = 0; i < WINDOWS; i++) {
+        const int window = (blockIdx.x * WINDOWS + i) * THREADS + threadIdx.x;
+        const Place at(min(window, count - 1), out_height, out_width, 1);
+        y[i] = w.pixel_y(at.y, 0);
+        x[i] = w.pixel_x(at.x, 0);
+        corner[i] = X + at.n * w.image() + ((offset)y[i] * width + x[i]) * channels;
+    }
+    const float4 *next = (const float4 *)weights;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            const offset step = ((offset)r * width + c) * channels;
+            bool inside[WINDOWS];
+#pragma unroll
+            for (int i = 0; i < WINDOWS; i++)
+                inside[i] = w.inside(y[i] + r, x[i] + c);
+#pragma unroll 4
+            for (int k = 0; k < channels; k++, next += FILTERS / 4) {
+                real pixel[WINDOWS];
+#pragma unroll
+                for (int i = 0; i < WINDOWS; i++)
+                    pixel[i] = inside[i] ? corner[i][step + k] : 0;
+#pragma unroll
+                for (int f = 0; f < FILTERS; f += 4) {
+                    const float4 v = next[f / 4];
+#pragma unroll
+                    for (int i = 0; i < WINDOWS; i++) {
+                        sums[i][f] += pixel[i] * v.x;
+                        sums[i][f + 1] += pixel[i] * v.y;
+                        sums[i][f + 2] += pixel[i] * v.z;
+                        sums[i][f + 3] += pixel[i] * v.w;
+                    }
+                }
+            }
+        }
+#pragma unroll
+    for (int i = 0; i < WINDOWS; i++) {
+        const int window = (blockIdx.x * WINDOWS + i) * THREADS + threadIdx.x;
+        if (window >= count)
+            continue;
+        real *place = Y + (offset)window * filters + first_filter;
+        real results[FILTERS];
+#pragma unroll
+        for (int f = 0; f < FILTERS; f++) {
+            const bool there = first_filter + f < filters;
+            results[f] = ACTIVATE(sums[i][f] + (bias && there ? bias[first_filter + f] : 0));
+        }
+        if (filters % 4 == 0) {
+#pragma unroll
+            for (int f = 0; f < FILTERS; f += 4)
+                if (first_filter + f < filters)
+                    *(float4 *)(place + f) = {results[f], results[f + 1], results[f + 2], results[f + 3]};
+        } else {
+#pragma unroll
+            for (int f = 0; f < FILTERS; f++)
+                if (first_filter + f < filters)
+                    place[f] = results[f];
+        }
+    }
+}
+
+const int TILE = 32;    // windows whose numbers are in shared memory at once
+const int SQUARE = 4;   // a thread makes the sums of SQUARE filters and SQUARE numbers of a window
+
+// Block of any number of threads, a multiple of 32; of them `slices` groups, each of a thread for each SQUARE x
+// SQUARE sums of dV, share the windows of a tile. Grid of one dimension: blocks share the windows, in tiles.
+// Dynamic shared memory: TILE rows of the filters and of K, each rounded up to SQUARE; then used again to
+// meet: a number for each thread and sum. What a thread adds up of a tile is added to its total, so that long sums
+// round little. Each block leaves its sums in its row of partials, filters * K long.
+extern "C" __global__ void __launch_bounds__(256)
+narrow_filters(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
+               int out_height, int out_width, int filters, int slices, const real *X, const real *dY,
+               real *partials)
+{
+    wait_for_previous_kernel();
+    extern __shared__ __align__(16) real shared[];
+    const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
+    const int K = rows * columns * channels;
+    const int across = (K + SQUARE - 1) / SQUARE, down = (filters + SQUARE - 1) / SQUARE;
+    const int ldp = across * SQUARE, ldg = down * SQUARE;
+    real *gradients = shared, *windows = shared + TILE * ldg;
+    const int squares = across * down, slice = threadIdx.x / squares, square = threadIdx.x % squares;
+    const int first_f = square / across * SQUARE, first_k = square % across * SQUARE;
+    const int count = samples * out_height * out_width;
+
+    real totals[SQUARE][SQUARE] = {};
+    for (int first = blockIdx.x * TILE; first < count; first += gridDim.x * TILE) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < TILE * ldg; i += blockDim.x) {
+            const int row = i / ldg, f = i - row * ldg;
+            gradients[i] = f < filters && first + row < count ? dY[(offset)(first + row) * filters + f] : 0;
+        }
+        for (int i = threadIdx.x; i < TILE * ldp; i += blockDim.x) {
+            const int row = i / ldp, k = i - row * ldp;
+            real pixel = 0;
+            if (k < K && first + row < count) {
+                const Place at(first + row, out_height, out_width, 1);
+                const Number number(w, k);
+                const int y = w.pixel_y(at.y, number.row), x = w.pixel_x(at.x, number.column);
+                if (w.inside(y, x))
+                    pixel = X[at.n * w.image() + ((offset)y * width + x) * channels + number.channel];
+            }
+            windows[i] = pixel;
+        }
+        __syncthreads();
+        if (slice < slices) {
+            real sums[SQUARE][SQUARE] = {};
+            for (int row = slice; row < TILE; row += slices) {
+                const float4 g = *(const float4 *)(gradients + row * ldg + first_f);
+                const float4 p = *(const float4 *)(windows + row * ldp + first_k);
+                const real gs[SQUARE] = {g.x, g.y, g.z, g.w}, ps[SQUARE] = {p.x, p.y, p.z, p.w};
+#pragma unroll
+                for (int i = 0; i < SQUARE; i++)
+#pragma unroll
+                    for (int j = 0; j < SQUARE; j++)
+                        sums[i][j] += gs[i] * ps[j];
+            }
+#pragma unroll
+            for (int i = 0; i < SQUARE; i++)
+#pragma unroll
+                for (int j = 0; j < SQUARE; j++)
+                    totals[i][j] += sums[i][j];
+        }
+    }
+    // The slices meet, one after the other.
+    for (int one = slices - 1; one > 0; one--) {
+        __syncthreads();
+        if (slice == one)
+#pragma unroll
+            for (int i = 0; i < SQUARE * SQUARE; i++)
+                shared[square * SQUARE * SQUARE + i] = totals[i / SQUARE][i % SQUARE];
+        __syncthreads();
+        if (slice == 0)
+#pragma unroll
+            for (int i = 0; i < SQUARE * SQUARE; i++)
+                totals[i / SQUARE][i % SQUARE] += shared[square * SQUARE * SQUARE + i];
+    }
+    if (slice == 0)
+#pragma unroll
+        for (int i = 0; i < SQUARE; i++)
+#pragma unroll
+            for (int j = 0; j < SQUARE; j++)
+                if (first_f + i < filters && first_k + j < K)
+                    partials[(offset)blockIdx.x * filters * K + (first_f + i) * K + first_k + j] = totals[i][j];
+}

@@ -1,0 +1,158 @@
+// The gradient of a convolution's sums, dZ, on the way back, in one pass: through pooling and the activation, with
+// what the products need of it: bf16 components, and the sums of its columns, db.
+// constants: REAL=float ACTIVATION=identity|sigmoid|tanh|relu
+//
+// dZ is rows x channels, a row a pixel of an image. Apart, these operations read and write matrices of its size
+// six times; here it is written once.
+//
+// Block w x h threads, w a power of two; grid: x counts blocks down the rows (a block takes every gridDim.x-th group
+// of h rows), y across the channels, w V a block, V = 4 where that divides them, else 1. Shared memory: V sums
+// a thread, at most 256 threads. Each block leaves the sums of its rows in its row of partials (gridDim.x x
+// channels), for column_sums to add up.
+//
+// Either dZ or components may be null: `count` (at most 3) bf16 matrices, `distance` elements from one to the next.
+
+#include "bfloat16.cuh"
+#include "conv/window.cuh"
+#include "nn/activations.cuh"
+
+const int THREADS = 256;
+
+template <int V>
+struct alignas(V * sizeof(real)) Reals {
+    real of[V];
+};
+
+template <int V>
+struct alignas(V) Bytes {
+    unsigned char of[V];
+};
+
+struct Output {
+    int rows, channels;
+    real *dZ;
+    bfloat16 *components;
+    int count, distance;
+    real *partials;
+
+    template <int V>
+    __device__ void store(offset place, const Reals<V> &dz) const
+    {
+        if (dZ)
+            *(Reals<V> *)(dZ + place) = dz;
+        if constexpr (V == 4) {
+            if (components)
+                split4({dz.of[0], dz.of[1], dz.of[2], dz.of[3]}, count, components + place, distance);
+        } else if (components) {
+            split(dz.of[0], count, components + place, distance);
+        }
+    }
+};
+
+// `gradient` gives V neighbours of dZ, from a row and a channel.
+template <int V, class Gradient>
+__device__ inline void make_output_gradient(const Output &output, const Gradient &gradient)
+{
+    __shared__ real meeting[THREADS * 4];
+    const int x = threadIdx.x, y = threadIdx.y, width = blockDim.x, height = blockDim.y;
+    const int channel = (blockIdx.y * width + x) * V;
+    Reals<V> sums = {};
+    if (channel < output.channels)
+        for (int row = blockIdx.x * height + y; row < output.rows; row += gridDim.x * height) {
+            const Reals<V> dz = gradient.template at<V>(row, channel);
+            output.store<V>((offset)row * output.channels + channel, dz);
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                sums.of[v] += dz.of[v];
+        }
+    Reals<V> *mine = (Reals<V> *)meeting + y * width + x;
+    *mine = sums;
+    __syncthreads();
+    for (int half = height / 2; half > 0; half /= 2) {
+        if (y < half) {
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                mine->of[v] += mine[half * width].of[v];
+        }
+        __syncthreads();
+    }
+    if (y == 0 && channel < output.channels)
+        *(Reals<V> *)(output.partials + (offset)blockIdx.x * output.channels + channel) = *mine;
+}
+
+// Through the activation: dA f'(Z), A = f(Z).
+struct ThroughActivation {
+    int channels;
+    const real *A, *dA;
+
+    template <int V>
+    __device__ Reals<V> at(int row, int channel) const
+    {
+        const offset place = (offset)row * channels + channel;
+        const Reals<V> a = *(const Reals<V> *)(A + place);
+        Reals<V> dz = *(const Reals<V> *)(dA + place);
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            dz.of[v] *= DERIVATIVE(a.of[v]);
+        return dz;
+    }
+};
+
+// Through max-pooling too: a pixel gets what the windows give whose largest it is; then it is what they made, B,
+// of which f' is taken, so that the pixels themselves are not read.
+struct ThroughPooling {
+    Window window;
+    const unsigned char *places;
+    const real *B, *dB;
+
+    template <int V>
+    __device__ Reals<V> at(int row, int channel) const
+    {
+        const Place pixel(row, window.height, window.width, 1);
+        const int last_y = window.last_window(pixel.y, window.top, window.out_height);
+        const int last_x = window.last_window(pixel.x, window.left, window.out_width);
+        Reals<V> dz = {};
+        for (int y = window.first_window(pixel.y, window.top, window.rows); y <= last_y; y++)
+            for (int x = window.first_window(pixel.x, window.left, window.columns); x <= last_x; x++) {
+                const int place = (pixel.y + window.top - y * window.stride) * window.columns + pixel.x +
+                                  window.left - x * window.stride;
+                const offset at = pixel.n * window.output(window.channels) +
+                                  ((offset)y * window.out_width + x) * window.channels + channel;
+                const Bytes<V> largest = *(const Bytes<V> *)(places + at);
+                const Reals<V> b = *(const Reals<V> *)(B + at), db = *(const Reals<V> *)(dB + at);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    if (largest.of[v] == place)
+                        dz.of[v] += db.of[v] * DERIVATIVE(b.of[v]);
+            }
+        return dz;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+through_activation(int rows, int channels, const real *A, const real *dA, real *dZ, bfloat16 *components,
+                   int count, int distance, real *partials)
+{
+    wait_for_previous_kernel();
+    const Output output = {rows, channels, dZ, components, count, distance, partials};
+    const ThroughActivation gradient = {channels, A, dA};
+    if (channels % 4 == 0)
+        make_output_gradient<4>(output, gradient);
+    else
+        make_output_gradient<1>(output, gradient);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+through_pooling(int samples, int height, int width, int channels, int window_rows, int columns, int stride, int top,
+                int left, int out_height, int out_width, const unsigned char *places, const real *B,
+                const real *dB, real *dZ, bfloat16 *components, int count, int distance, real *partials)
+{
+    wait_for_previous_kernel();
+    const Window window = {height, width, channels, window_rows, columns, stride, top, left, out_height, out_width};
+    const Output output = {samples * height * width, channels, dZ, components, count, distance, partials};
+    const ThroughPooling gradient = {window, places, B, dB};
+    if (channels % 4 == 0)
+        make_output_gradient<4>(output, gradient);
+    else
+        make_output_gradient<1>(output, gradient);
+}

@@ -1,0 +1,105 @@
+"""The gradient of a convolution's sums in one pass (kernels/conv/output_gradient.cu)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nn.launch.column_sums import ColumnSums
+from nn.launch.conv.window import window_arguments
+from nn.launch.elementwise import ActivationBackward
+from nn.launch.gemm.components import Components, split
+from nn.launch.pool import PoolGradient
+from nn.launch.shapes import Block, Grid
+from nn.launch.work import Compute, Work
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver
+from pyrt.kernels import Launch, blocks, in_order
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
+
+_THREADS = 256
+_BLOCKS_EACH = 4
+"""Blocks a multiprocessor: each leaves a row of sums."""
+
+
+@dataclass(frozen=True)
+class OutputGradient(Work):
+    """dZ (pixels, filters) from the gradient of what follows, with db; as components where there are any.
+
+    ``pooling`` and ``activation`` are what the gradient goes through, ``sums`` what adds up its columns. With
+    ``components``, packed, dZ itself is not written.
+    """
+
+    pooling: PoolGradient | None
+    activation: ActivationBackward
+    sums: ColumnSums
+    components: Components | None
+
+    @property
+    def _parts(self) -> Sequence[Work]:
+        return [*([self.pooling] if self.pooling is not None else []), self.activation, self.sums]
+
+    @property
+    def reads(self) -> tuple[DeviceArray, ...]:
+        if self.pooling is None:
+            return self.activation.reads
+        return *self.pooling.reads, self.pooling.made
+
+    @property
+    def writes(self) -> tuple[DeviceArray, ...]:
+        return (self.components.numbers if self.components is not None else self.sums.X), self.sums.sums
+
+    @property
+    def results(self) -> tuple[DeviceArray | Components, ...]:
+        return (self.components if self.components is not None else self.sums.X), self.sums.sums
+
+    @property
+    def flops(self) -> int:
+        return sum(part.flops for part in self._parts)
+
+    def on_device(self, kernels: Kernels) -> Launch:
+        dZ, parts = self.sums.X, self.components
+        rows, channels = dZ.shape
+        if parts is not None and parts.ld != channels:
+            raise ValueError(f"output gradient: components of rows {parts.ld} long are not packed")
+        grid, block = output_gradient_shape(rows, channels, kernels.driver)
+        partials = DeviceArray.empty(kernels.driver, (grid[0], channels), dZ.dtype)
+        name = "through_activation" if self.pooling is None else "through_pooling"
+        kernel = kernels.kernel("conv/output_gradient", name, ACTIVATION=self.activation.activation)
+        outputs = (dZ, None, 0, 0) if parts is None else (None, parts.array, parts.count, parts.distance)
+        if self.pooling is None:
+            inputs = (rows, channels, self.activation.A, self.activation.dA)
+        else:
+            pooling = self.pooling
+            sizes = window_arguments(pooling.images.shape[0], pooling.window)
+            inputs = (*sizes, pooling.places, pooling.made, pooling.outputs)
+        launch = kernel.bind(grid, block, *inputs, *outputs, partials)
+        return in_order([launch, ColumnSums(partials, self.sums.sums).on_device(kernels)])
+
+    def in_numpy(self) -> Compute:
+        calls, parts = [part.in_numpy() for part in self._parts], self.components
+        dz = self.sums.X.host_view()
+
+        def compute() -> None:
+            for call in calls:
+                call()
+            if parts is not None:
+                parts.numbers.host_view()[:] = split(dz.astype(np.float32), parts.count).reshape(
+                    -1, dz.shape[1]
+                )
+
+        return compute
+
+
+def output_gradient_shape(rows: int, channels: int, driver: Driver) -> tuple[Grid, Block]:
+    """Return grid and block: a thread takes four channels, or one where four do not divide them."""
+    across = blocks(channels, 4 if channels % 4 == 0 else 1)
+    width = min(1 << (across - 1).bit_length(), _THREADS)
+    height = _THREADS // width
+    down = min(blocks(rows, height), _BLOCKS_EACH * driver.multiprocessors)
+    return (down, blocks(across, width)), (width, height)

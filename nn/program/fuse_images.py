@@ -1,0 +1,69 @@
+"""Rule for convolutions: the way back through pooling and activation, and the sums of the biases, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from nn.launch.column_sums import ColumnSums
+from nn.launch.conv.output_gradient import OutputGradient
+from nn.launch.elementwise import ActivationBackward
+from nn.launch.gemm.components import Components
+from nn.launch.pool import PoolGradient
+from nn.launch.work import Work
+from nn.program.operations import Item, Operation
+from nn.program.rewrite import Replacement, same, writes
+from pyrt.arrays import DeviceArray
+
+Kind = TypeVar("Kind", bound=Work)
+
+ComponentsFor = Callable[[DeviceArray, Sequence[Item]], Components | None]
+"""Makes components of a matrix that is about to be made, if what comes later reads nothing else of it."""
+
+
+@dataclass(frozen=True)
+class FuseOutputGradient:
+    """Perhaps the gradient through max-pooling; that through an activation; later the sums of its columns."""
+
+    components_for: ComponentsFor = lambda array, later: None
+
+    def __call__(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        pooling = _work(rest[0], PoolGradient)
+        first = 0 if pooling is None else 1
+        if len(rest) <= first or (pooling is not None and pooling.places is None):
+            return None
+        activation, operation = _work(rest[first], ActivationBackward), rest[first]
+        if activation is None or not isinstance(operation, Operation):
+            return None
+        if pooling is not None and not same(pooling.images, activation.dA):
+            return None
+        place = _sums_of(activation.dA, rest[first + 1 :])
+        if place is None:
+            return None
+        sums = _work(rest[first + 1 + place], ColumnSums)
+        assert sums is not None
+        later = [item for number, item in enumerate(rest[first + 1 :]) if number != place]
+        components = self.components_for(sums.X, later)
+        fused = replace(operation, work=OutputGradient(pooling, activation, sums, components))
+        return Replacement(first + 2 + place, [fused], later[:place])
+
+
+def _work(item: Item, kind: type[Kind]) -> Kind | None:
+    """Return the work of an operation if it is of this kind."""
+    work = item.work if isinstance(item, Operation) else None
+    return work if isinstance(work, kind) else None
+
+
+def _sums_of(dZ: DeviceArray, later: Sequence[Item]) -> int | None:
+    """Find the sums over all pixels of images whose gradient is dZ, a row a sample: their place, if any.
+
+    Sums over a row a sample are a dense layer's, whose products make them.
+    """
+    for place, item in enumerate(later):
+        sums = _work(item, ColumnSums)
+        if sums is not None and sums.X.pointer == dZ.pointer and sums.X.size == dZ.size:
+            return place if sums.X.shape != dZ.shape and sums.X.is_contiguous else None
+        if writes(item, dZ):
+            return None
+    return None
