@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike
 from nn.launch.classifier import FusedClassifier, fused_classifier_fits
 from nn.launch.conv.convolution import ConvolutionWork
 from nn.launch.conv.implicit import fits_implicit
+from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
@@ -72,8 +73,8 @@ class Kernels:
     def choose(self, work: Product | FusedClassifier | ConvolutionWork) -> str:
         """Choose the kernel of an operation on this device, by its sizes.
 
-        For a product: one of `GEMM_VERSIONS`; for a convolution: of `CONV_VERSIONS`. For the end of a
-        network: `FUSED`, or `APART` where separate kernels are faster, or the operations do not fit one kernel.
+        For a product: one of `GEMM_VERSIONS`; for a convolution: of `CONV_VERSIONS` or ``narrow``. For the
+        end of a network: `FUSED`, or `APART` where separate kernels are faster or one does not fit.
         """
         if isinstance(work, Product):
             return self.gemm_for(*work.sizes)
@@ -87,9 +88,12 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def convolution_for(self, work: ConvolutionWork) -> str:
-        """Choose the version of a convolution; where the last does not fit, the one before it."""
-        is_too_much = self.conv_version == "implicit" and not fits_implicit(work)
-        return "im2col" if is_too_much else self.conv_version
+        """Choose the version of a convolution: of the last, ``narrow`` for few channels, or what fits."""
+        if self.conv_version != "implicit":
+            return self.conv_version
+        if fits_narrow(work):
+            return "narrow"
+        return "implicit" if fits_implicit(work) else "im2col"
 
     def fuses_classifier(self, hidden: int, classes: int) -> bool:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""

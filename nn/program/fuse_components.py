@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
-from nn.launch.conv.implicit import ImplicitConvolution, flipped, operands_of, result_of
+from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.gathered import operands_of, result_of
+from nn.launch.conv.implicit import ImplicitConvolution, flipped
+from nn.launch.conv.narrow import bind_narrow
 from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.launch.work import Fused
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_images import FuseOutputGradient
 from nn.program.operations import BucketReady, Item, Operation
@@ -138,7 +141,7 @@ class ComponentRules:
         """Make a convolution from components, with its bias and activation; split operands where needed."""
         operation = rest[0]
         if not isinstance(operation, Operation) or not self._is_implicit(operation):
-            return None
+            return self._narrow(rest)
         work = operation.work
         assert isinstance(work, ConvolutionWork)
         items: list[Operation] = []
@@ -165,8 +168,27 @@ class ComponentRules:
         self._forget([result])
         return Replacement(count, [*items, result])
 
+    def _narrow(self, rest: Sequence[Item]) -> Replacement | None:
+        """Put bias and activation into a convolution of few channels."""
+        match rest[:2]:
+            case [
+                Operation(work=Convolution() as work) as operation,
+                Operation(work=BiasActivation() as after),
+            ] if self._kernels.choose(work) == "narrow" and same(after.Z, result_of(work)):
+                epilogue = Epilogue(bias=after.b, activation=after.activation)
+                fused = Fused(
+                    [work, after],
+                    (*work.reads, after.b),
+                    work.writes,
+                    lambda kernels: bind_narrow(kernels, work, epilogue),
+                )
+                result = replace(operation, work=fused)
+                self._forget([result])
+                return Replacement(2, [result])
+        return None
+
     def _image_components(self, reader: Operation, images: DeviceArray, items: list[Operation]) -> Components:
-        """Return the components of images (pixels, channels); add the launch that splits them, if it is needed."""
+        """Return the components of images (pixels, channels); add the launch that splits them, if needed."""
         found = self._find(images)
         if found is not None and found.components.ld == images.shape[1] and found.scale == 1:
             return found.components

@@ -1,4 +1,4 @@
-"""Rule for convolutions: the way back through pooling and activation, and the sums of the biases, in one pass."""
+"""Rule for convolutions: the way back through pooling and activation, and the bias gradient, in one pass."""
 
 from __future__ import annotations
 

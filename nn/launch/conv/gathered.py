@@ -1,4 +1,4 @@
-"""A convolution as a product of matrices: what its windows are gathered from, the other operand, the result."""
+"""A convolution as a product: what its windows are gathered from, the other operand, the result."""
 
 from __future__ import annotations
 
