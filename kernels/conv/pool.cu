@@ -11,30 +11,55 @@
 
 // `places` gets where in its window, in row order, the largest pixel is: all that the way back needs. Of
 // equal pixels the first is the largest; a NaN is larger than any number.
+//
+// A thread takes V neighbouring channels, four where that divides them: so it reads whole vectors.
+template <int V>
+struct alignas(V * sizeof(real)) Reals {
+    real of[V];
+};
+
+template <int V>
+struct alignas(V) Bytes {
+    unsigned char of[V];
+};
+
+template <int V>
+__device__ inline void largest(const Window &w, int samples, const real *A, real *B, unsigned char *places)
+{
+    const int across = w.channels / V, rows = w.rows, columns = w.columns;
+    const offset size = samples * w.output(across), step = (offset)gridDim.x * blockDim.x;
+    for (offset i = blockIdx.x * (offset)blockDim.x + threadIdx.x; i < size; i += step) {
+        const Place at(i, w.out_height, w.out_width, across);
+        const real *first =
+            A + at.n * w.image() +
+            ((offset)w.pixel_y(at.y, 0) * w.width + w.pixel_x(at.x, 0)) * w.channels + at.channel * V;
+        Reals<V> best = *(const Reals<V> *)first;
+        Bytes<V> place = {};
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < columns; c++) {
+                const Reals<V> pixel = *(const Reals<V> *)(first + ((offset)r * w.width + c) * w.channels);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    if (!(pixel.of[v] <= best.of[v]) && best.of[v] == best.of[v]) {
+                        best.of[v] = pixel.of[v];
+                        place.of[v] = r * columns + c;
+                    }
+            }
+        *(Reals<V> *)(B + i * V) = best;
+        *(Bytes<V> *)(places + i * V) = place;
+    }
+}
+
 extern "C" __global__ void max_pool(int samples, int height, int width, int channels, int rows, int columns,
                                     int stride, int top, int left, int out_height, int out_width,
                                     const real *A, real *B, unsigned char *places)
 {
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
-    const offset size = samples * w.output(channels), step = (offset)gridDim.x * blockDim.x;
-    for (offset i = blockIdx.x * (offset)blockDim.x + threadIdx.x; i < size; i += step) {
-        const Place at(i, out_height, out_width, channels);
-        const real *first = A + at.n * w.image() +
-                            ((offset)w.pixel_y(at.y, 0) * width + w.pixel_x(at.x, 0)) * channels + at.channel;
-        real best = *first;
-        int place = 0;
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++) {
-                const real pixel = first[(r * width + c) * channels];
-                if (!(pixel <= best) && best == best) {
-                    best = pixel;
-                    place = r * columns + c;
-                }
-            }
-        B[i] = best;
-        places[i] = place;
-    }
+    if (channels % 4 == 0)
+        largest<4>(w, samples, A, B, places);
+    else
+        largest<1>(w, samples, A, B, places);
 }
 
 // Each pixel asks the windows that have it whether it is their largest: a fixed order, and no atomics.
