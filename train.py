@@ -83,7 +83,7 @@ def train(
         reading = load.begin(options, job)
         with start.open_runtime(options, job, phases, console) as runtime:
             data = load.finish(reading, runtime, console)
-            options = with_common_gemm(options, runtime)
+            options = with_common_gemm(load.with_layers(options, data, job), runtime)
             # The network, its optimiser and its batches; then exchange, plan, place of the data, memory.
             problem = load.make_problem(options, data, job)
             prepared = prepare(problem, runtime, resume_point)

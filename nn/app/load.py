@@ -58,6 +58,18 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
     return found, lines + suspicious.of_labels(found, used, rows, options.val_split)
 
 
+def with_layers(options: Options, dataset: Dataset, job: Job) -> Options:
+    """Spell out --net as layers: what the run writes then tells them, of a name too. Collective.
+
+    Raises UserError on all ranks for a network that cannot be.
+    """
+    if options.net is None:
+        return options
+    with job.agree():
+        network = options.make_network(dataset.image_shape, dataset.classes)
+    return replace(options, net=network.text)
+
+
 def problem_of(options: Options, dataset: Dataset) -> Problem:
     """Make what the options ask for of a data set. Raises UserError for a network that cannot be."""
     network = options.make_network(dataset.image_shape, dataset.classes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nn.files import net_files
 from nn.input.dataset import MOST_CLASSES
 from nn.model import net_text
 from nn.model.net_text import NAMES
@@ -117,6 +118,8 @@ class Options(Settings):
             raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
         if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
             raise UserError("--net says all layers: leave out --hidden and --activation")
+        if self.net is not None and not net_files.is_file(self.net):
+            net_text.layers_of(self.net, 1)  # before the data are read
         for size in self.hidden:
             require("hidden", size, size >= 1, "layers of 1 unit or more")
         require("classes", self.classes, at_least(self.classes, 1), "a whole number, 1 or more")
@@ -156,7 +159,7 @@ class Options(Settings):
             raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
 
     def make_network(self, image: tuple[int, ...], classes: int) -> Network:
-        """Make the network for images of this shape."""
+        """Make the network for images of this shape; nn/app/network_of_file.py reads a file before."""
         if self.net is not None:
             return net_text.make_network(self.net, image, classes, self.head)
         return Network.dense((math.prod(image), *self.hidden, classes), self.activation, self.head)

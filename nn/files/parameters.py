@@ -77,18 +77,19 @@ def _is_parameter(name: str) -> bool:
 
 def _require_shapes(path: Path, found: Mapping[str, Header], network: Network) -> None:
     """UserError unless these are the network's parameters; nothing larger is read."""
+    option = "--hidden" if network.is_dense else "--net"
     for name, shape in network.shapes.items():
         if name not in found or found[name].shape != shape:
             has = f"has {name} of shape {found[name].shape!s:.80}" if name in found else f"has no {name}"
             raise UserError(
-                f"{shown(path)}: {has}, {network} needs {shape}: "
-                "give the --hidden and --classes it was saved with"
+                f"{shown(path)}: {has}, {network!s:.100} needs {shape}: "
+                f"give the {option} and --classes it was saved with"
             )
         if found[name].dtype.kind not in "fiu":
             raise UserError(_no_numbers(path, name))
     if found.keys() != network.shapes.keys():
         extra = ", ".join(sorted(found.keys() - network.shapes.keys()))
-        raise UserError(f"{shown(path)}: has {extra:.80} too: give the --hidden it was saved with")
+        raise UserError(f"{shown(path)}: has {extra:.80} too: give the {option} it was saved with")
 
 
 def _no_numbers(path: Path, name: str) -> str:

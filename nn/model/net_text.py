@@ -1,4 +1,4 @@
-"""Networks in words: the names and the text that ``--net`` takes, and the same as JSON.
+"""Networks in words: the names and the text that ``--net`` takes, and the layers of its files as JSON.
 
 A text is a list of layers: ``conv3x3x32,relu,pool2,dense128,relu,dense10``.
 
@@ -13,16 +13,14 @@ A text is a list of layers: ``conv3x3x32,relu,pool2,dense128,relu,dense10``.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.layer import Layer
-from nn.model.network import ACTIVATIONS, LOSSES, Network
+from nn.model.network import ACTIVATIONS, Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from nn.model.window import SAME
 from pyrt.errors import UserError, shown
@@ -46,15 +44,21 @@ LeNet-5 (LeCun et al. 1998) as it is trained today, with ReLU and max-pooling; A
 2012) without its groups and normalisation; VGG-16 (Simonyan and Zisserman 2015, configuration D).
 """
 
+MOST_LAYERS = 1000
+"""In a text or a file; more come from damaged ones."""
+
+MOST_DIGITS = 9
+"""Of a number in a text or a file."""
+
 
 def _conv(rows: str, columns: str, filters: str, stride: str | None, padding: str | None) -> Layer:
     pad = SAME if padding == SAME else int(padding[1:]) if padding else 0
     return Conv2d(int(filters), (int(rows), int(columns)), int(stride or 1), pad)
 
 
-_COUNT = "([0-9]{1,9})"
+_COUNT = f"([0-9]{{1,{MOST_DIGITS}}})"
 _FORMS: dict[str, Callable[..., Layer]] = {
-    f"conv{_COUNT}x{_COUNT}x{_COUNT}(?:s{_COUNT})?(p[0-9]{{1,9}}|{SAME})?": _conv,
+    f"conv{_COUNT}x{_COUNT}x{_COUNT}(?:s{_COUNT})?(p[0-9]{{1,{MOST_DIGITS}}}|{SAME})?": _conv,
     f"pool{_COUNT}(?:s{_COUNT})?": lambda size, stride: MaxPool2d(int(size), stride and int(stride)),
     f"avgpool{_COUNT}(?:s{_COUNT})?": lambda size, stride: AvgPool2d(int(size), stride and int(stride)),
     "gap": GlobalAvgPool2d,
@@ -62,8 +66,19 @@ _FORMS: dict[str, Callable[..., Layer]] = {
 }
 """How a layer is written, and what makes it of its numbers."""
 
-_KINDS = {"conv": Conv2d, "pool": MaxPool2d, "avgpool": AvgPool2d, "gap": GlobalAvgPool2d, "dense": Dense}
+_KINDS: dict[str, Any] = {
+    "conv": Conv2d,
+    "pool": MaxPool2d,
+    "avgpool": AvgPool2d,
+    "gap": GlobalAvgPool2d,
+    "dense": Dense,
+}
 """The kinds of layers in JSON."""
+
+
+def layers_of(net: str, classes: int) -> list[Layer]:
+    """Read the layers that a name of `NAMES`, or a text, says; a name ends with a unit for each class."""
+    return [*layers_of_text(NAMES[net]), Dense(classes)] if net in NAMES else layers_of_text(net)
 
 
 def layers_of_text(text: str) -> list[Layer]:
@@ -75,6 +90,7 @@ def layers_of_text(text: str) -> list[Layer]:
             layers.append(_activated(layers.pop() if layers else None, word, place))
         else:
             layers.append(_layer(word, place))
+        _require_few(layers)
     return layers
 
 
@@ -82,10 +98,13 @@ def _layer(word: str, place: int) -> Layer:
     for form, make in _FORMS.items():
         match = re.fullmatch(form, word)
         if match:
-            return make(*match.groups())
+            try:
+                return make(*match.groups())
+            except UserError as error:
+                raise UserError(f"--net: {word}, word {place}: {error}") from None
     raise UserError(
-        f"--net: {shown(word)!r}, word {place}, is no layer: give convRxCxF (then sS, pP or same), poolN, "
-        f"avgpoolN, gap, denseN, or behind a conv or dense {', '.join(ACTIVATIONS)}"
+        f"--net: {shown(word[:40])!r}, word {place}, is no layer: give convRxCxF (then sS, pP or same), "
+        f"poolN, avgpoolN, gap, denseN, or behind a conv or dense {', '.join(ACTIVATIONS)}"
     )
 
 
@@ -95,37 +114,49 @@ def _activated(layer: Layer | None, activation: str, place: int) -> Layer:
     return dataclasses.replace(layer, activation=activation)
 
 
-def layers_of_json(content: Any) -> list[Layer]:
+def _require_few(layers: Sequence[Layer], where: str = "--net") -> None:
+    if len(layers) > MOST_LAYERS:
+        raise UserError(f"{where}: has more than {MOST_LAYERS} layers")
+
+
+def layers_of_json(content: Any, where: str = "--net") -> list[Layer]:
     """Read layers from JSON: objects with ``kind`` (conv, pool, avgpool, gap, dense) and the kind's settings.
 
     As ``{"kind": "conv", "filters": 32, "size": [3, 3], "padding": 1, "activation": "relu"}``. Raises
-    UserError, with the place, for what is no layer.
+    UserError, which begins with ``where`` and says the place, for what is no layer.
     """
     if not isinstance(content, list):
-        raise UserError("--net: 'layers' is no list of layers")
-    layers = []
-    for place, one in enumerate(content, 1):
-        kind = one.get("kind") if isinstance(one, Mapping) else None
-        if not isinstance(kind, str) or kind not in _KINDS:
-            raise UserError(f"--net: layer {place} has no 'kind' of {', '.join(_KINDS)}")
-        settings = {name: value for name, value in one.items() if name != "kind"}
-        known = [field.name for field in dataclasses.fields(_KINDS[kind])]
-        for name in settings:
-            if name not in known:
-                raise UserError(
-                    f"--net: layer {place}: a {kind} layer has no {shown(name)!r}: {', '.join(known)}"
-                )
-        if isinstance(settings.get("size"), list):
-            settings["size"] = tuple(settings["size"])
-        try:
-            layers.append(_KINDS[kind](**settings))
-        except TypeError:
-            raise UserError(
-                f"--net: layer {place}: a {kind} layer needs more of {', '.join(known)}"
-            ) from None
-        except UserError as error:
-            raise UserError(f"--net: layer {place}: {error}") from None
-    return layers
+        raise UserError(f"{where}: 'layers' is no list of layers")
+    _require_few(content, where)
+    return [_layer_of_json(one, f"{where}: layer {place}") for place, one in enumerate(content, 1)]
+
+
+def _layer_of_json(content: Any, where: str) -> Layer:
+    kind = content.get("kind") if isinstance(content, Mapping) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise UserError(f"{where} has no 'kind' of {', '.join(_KINDS)}")
+    settings = {name: value for name, value in content.items() if name != "kind"}
+    known = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    for name, value in settings.items():
+        if name not in known:
+            raise UserError(f"{where}: a {kind} layer has no {shown(name[:40])!r}: {', '.join(known)}")
+        if not _may_be_set(value):
+            raise UserError(f"{where}: {name} is none that a {kind} layer can have")
+    try:
+        return _KINDS[kind](**settings)
+    except TypeError:
+        raise UserError(f"{where}: a {kind} layer needs more of {', '.join(known)}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _may_be_set(value: Any) -> bool:
+    """Return whether a setting from JSON is short: a number, a word, nothing, or a pair of numbers."""
+    if isinstance(value, list):
+        return len(value) == 2 and all(type(one) is int and _may_be_set(one) for one in value)
+    if isinstance(value, str):
+        return len(value) <= 40
+    return value is None or (type(value) is int and abs(value) < 10**MOST_DIGITS)
 
 
 def as_json(layers: Sequence[Layer]) -> list[dict[str, Any]]:
@@ -135,20 +166,11 @@ def as_json(layers: Sequence[Layer]) -> list[dict[str, Any]]:
 
 
 def make_network(net: str, image: tuple[int, ...], classes: int, loss: str) -> Network:
-    """Make the network that ``--net`` says, for images of this shape.
+    """Make the network of a name or a text, for images of this shape.
 
-    A name of `NAMES`, a text, or a path that ends in .json: an object with ``layers`` and, if the loss given
-    is not to hold, ``loss``. Raises UserError where there is no such network, or it does not fit the data.
+    Raises UserError where there is no such network, or it does not fit the data.
     """
-    if net in NAMES:
-        layers = [*layers_of_text(NAMES[net]), Dense(classes)]
-    elif net.lower().endswith(".json"):
-        content = _read(Path(net))
-        layers, loss = layers_of_json(content.get("layers")), content.get("loss", loss)
-        if loss not in tuple(LOSSES):
-            raise UserError(f"--net {shown(net)}: loss is none of {', '.join(LOSSES)}")
-    else:
-        layers = layers_of_text(net)
+    layers = layers_of(net, classes)
     try:
         network = Network(image, layers, loss)
     except UserError as error:
@@ -156,13 +178,3 @@ def make_network(net: str, image: tuple[int, ...], classes: int, loss: str) -> N
     if network.classes < classes:
         raise UserError(f"--net: ends with {network.classes} units, and the data have {classes} classes")
     return network
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"--net {shown(path)}: cannot be read as JSON: {error}") from None
-    if not isinstance(content, Mapping):
-        raise UserError(f"--net {shown(path)}: holds no JSON object")
-    return content

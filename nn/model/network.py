@@ -77,7 +77,7 @@ class Network:
             if rows * columns > LARGEST:
                 raise UserError(
                     f"layer {number} would have {rows} x {columns} weights, more than 2^31: use smaller "
-                    "--hidden layers"
+                    "layers"
                 )
 
     @classmethod
@@ -173,10 +173,7 @@ class Network:
     @property
     def text(self) -> str:
         """The layers as ``--net`` reads them."""
-        words = []
-        for layer in self.layers:
-            words += [str(layer), *([layer.activation] if layer.activation else [])]
-        return ",".join(words)
+        return text_of(self.layers)
 
     def table(self) -> list[tuple[str, str, int]]:
         """List for each layer its text, the shape of its output, and its parameters."""
@@ -198,6 +195,14 @@ class Network:
             units = [f"{size} {layer.activation or 'linear'}" for size, layer in hidden]
             words = ["-".join([str(self.sizes[0]), *units, str(self.classes)])]
         return ", ".join([*words, LOSSES[self.loss]])
+
+
+def text_of(layers: Sequence[Layer]) -> str:
+    """Write layers as ``--net`` reads them."""
+    words = []
+    for layer in layers:
+        words += [str(layer), *([layer.activation] if layer.activation else [])]
+    return ",".join(words)
 
 
 def described(shape: Shape) -> str:

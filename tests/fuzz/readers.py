@@ -31,14 +31,18 @@ from nn.autotune.listed_step import Task, on_null
 from nn.autotune.rates import Rates
 from nn.checkpoints import files as checkpoints
 from nn.checkpoints.metadata import Checkpoint
-from nn.files import parameters
+from nn.files import net_files, parameters
 from nn.files.digest import digest
 from nn.input import Dataset, Wanted, suspicious
 from nn.input import load as load_data
 from nn.input.schedule import Schedule
 from nn.input.validation_split import TAIL
+from nn.model.conv2d import Conv2d
+from nn.model.dense import Dense
 from nn.model.initial import initial_values
-from nn.model.network import Network
+from nn.model.net_text import as_json, layers_of_text
+from nn.model.network import Network, text_of
+from nn.model.pool import MaxPool2d
 from nn.parallel import plan_files
 from nn.parallel.plan import SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
@@ -51,6 +55,7 @@ with contextlib.suppress(ImportError):  # a reader that is watched imports nothi
     import safetensors.numpy  # noqa: F401
 
 NETWORK = Network.dense((12, 5, 3), "sigmoid", "softmax")
+CONVOLUTIONAL = Network((4, 3, 1), [Conv2d(2, 2, activation="relu"), MaxPool2d(2), Dense(3)])
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
 LABELS = np.arange(6, dtype=np.uint8) % 3
 
@@ -211,12 +216,39 @@ def read_init(path: Path) -> dict[str, np.ndarray]:
     return parameters.load(path, NETWORK, "float32")
 
 
+def told_options(path: Path, given: Mapping[str, Any], others: Mapping[str, Any]) -> Options:
+    """Options as the file tells them; others where it tells nothing."""
+    told = options_of_file(path, given) or others
+    assert not set(told) - set(NAMES)
+    told = {name: tuple(value) if name == "hidden" else value for name, value in told.items()}
+    options = Options(**told)
+    assert options.pixel_scale > 0
+    return options
+
+
 def read_evaluated(path: Path) -> dict[str, np.ndarray]:
     """As --evaluate does where it is given one of the options."""
-    told = options_of_file(path, {"activation": "sigmoid"})
-    options = Options(**{**told, "hidden": tuple(told.get("hidden", (5,)))})
-    assert options.pixel_scale > 0 and not set(told) - set(NAMES)
+    options = told_options(path, {"activation": "sigmoid"}, {"hidden": (5,)})
     return parameters.load(path, options.make_network((12,), options.classes or 3), "float32")
+
+
+def read_evaluated_net(path: Path) -> dict[str, np.ndarray]:
+    """As --evaluate does where it is given no option."""
+    options = told_options(path, {}, {"net": CONVOLUTIONAL.text})
+    return parameters.load(path, options.make_network((4, 3), options.classes or 3), "float32")
+
+
+def require_parameters_of_either(found: dict[str, np.ndarray]) -> None:
+    """Of a dense network too: a file may tell that it has one."""
+    shapes = {name: array.shape for name, array in found.items()}
+    assert shapes in (CONVOLUTIONAL.shapes, NETWORK.shapes)
+    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found.values())
+
+
+def require_net(found: tuple[str, str | None]) -> None:
+    """A text that is read again, and says no more than the file did."""
+    text, loss = found
+    assert text_of(layers_of_text(text)) == text and loss in (None, "softmax", "sigmoid")
 
 
 def require_parameters(found: dict[str, np.ndarray]) -> None:
@@ -259,8 +291,10 @@ def require_checkpoint(found: Checkpoint) -> None:
 
 
 _OPTIONS = {"hidden": [5], "activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
+_NET_OPTIONS = {"net": CONVOLUTIONAL.text, "head": "softmax", "pixel_scale": 255.0, "hidden": [512]}
 _SET = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:4].astype(">i2"), "y_test": LABELS[:4]}
 _PARAMETERS = initial_values(NETWORK, "float64", 0)
+_NET_PARAMETERS = initial_values(CONVOLUTIONAL, "float64", 0)
 _FLOATS = IMAGES.astype(np.float32) / 255
 _RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
 
@@ -312,6 +346,14 @@ READERS = (
         document={"options": _OPTIONS},
     ),
     Reader(
+        "evaluate net",
+        "weights.npz",
+        read_evaluated_net,
+        require_parameters_of_either,
+        members=_NET_PARAMETERS,
+        document={"options": _NET_OPTIONS},
+    ),
+    Reader(
         "safetensors",
         "weights.safetensors",
         read_evaluated,
@@ -338,6 +380,13 @@ READERS = (
         plan_files.load,
         require_plan,
         document={"grid": [2, 2], "layers": ["rows", "columns"]},
+    ),
+    Reader(
+        "net",
+        "net.json",
+        net_files.load,
+        require_net,
+        document={"layers": as_json(CONVOLUTIONAL.layers), "loss": "softmax"},
     ),
     Reader("rates", "rates.json", rates.load, require_rates, document=asdict(_RATES)),
 )

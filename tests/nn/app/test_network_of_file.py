@@ -1,20 +1,27 @@
 """nn/app/network_of_file.py: --evaluate takes from a file what it is not told of the network, no more."""
 
+import json
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nn.app.network_of_file import NAMES, options_of_file
+from nn.app.network_of_file import options_of_file, with_network_of_file
 from nn.app.options import Options
-from nn.files import parameters
+from nn.files import net_files, parameters
 from nn.model.initial import initial_values
+from nn.model.net_text import as_json, layers_of_text, make_network
 from nn.model.network import Network
 from pyrt.errors import UserError
+from pyrt.job import join
+from train import train
 
 NETWORK = Network.dense((6, 5, 4, 3), "tanh", "sigmoid")
 TOLD = {"hidden": [5, 4], "activation": "tanh", "head": "sigmoid", "classes": 3, "pixel_scale": 2.5}
-"""All of the network, as metadata tell it."""
+"""All of a network of --hidden, as metadata tell it."""
+
+NAMES = tuple(TOLD)
 
 GIVEN = {"hidden": (5, 4), "activation": "tanh", "head": "sigmoid", "classes": 3, "pixel_scale": 2.5}
 """The same as options have it."""
@@ -23,9 +30,19 @@ OTHERS = {"hidden": (5,), "activation": "sigmoid", "head": "softmax", "classes":
 """Other values of each."""
 
 
+NET = "conv2x2x4s2,relu,pool2,dense5,tanh,dense3"
+CONVOLUTIONAL = make_network(NET, (6, 8), 3, "sigmoid")
+TOLD_NET = {"net": NET, "head": "sigmoid", "classes": 3, "pixel_scale": 2.5}
+"""All of a network of --net."""
+
+
 @pytest.fixture
-def arrays():
-    return initial_values(NETWORK, "float64", 0)
+def arrays(request):
+    """Of the network of --hidden, or of the one that a test names."""
+    return initial_values(getattr(request, "param", NETWORK), "float64", 0)
+
+
+of_net = pytest.mark.parametrize("arrays", [CONVOLUTIONAL], indirect=True, ids=["net"])
 
 
 @pytest.fixture(params=[".npz", ".safetensors"])
@@ -105,6 +122,102 @@ def test_layers_that_the_file_does_not_have_are_refused(refused, hidden):
     refused({**TOLD, "hidden": hidden}, "trained with --hidden", "of another network")
 
 
+@of_net
+def test_the_layers_of_a_net_are_told_and_no_hidden_ones(told):
+    """Whatever metadata have as defaults."""
+    for hidden, activation in ((None, None), ([512], "sigmoid"), ([], [])):
+        assert told({**TOLD_NET, "hidden": hidden, "activation": activation}) == TOLD_NET
+    network = Options(**told(TOLD_NET)).make_network((6, 8), 3)
+    assert network == CONVOLUTIONAL
+    assert told({**TOLD_NET, "classes": None}) == TOLD_NET
+
+
+@of_net
+@pytest.mark.parametrize("given", [NET, NET.replace(",", " , "), NET.replace("pool2", "pool2s2")])
+def test_the_same_net_may_be_given(told, given):
+    assert told(TOLD_NET, net=given) == {name: TOLD_NET[name] for name in TOLD_NET if name != "net"}
+    assert told({**TOLD_NET, "classes": None}, net=given)["classes"] == 3
+
+
+@pytest.mark.parametrize("arrays", [make_network("lenet5", (28, 28), 7, "softmax")], indirect=True, ids=["l"])
+def test_a_name_may_be_given_for_the_layers_that_it_is(told, refused):
+    """With a unit for each class of the file."""
+    options = {"net": make_network("lenet5", (28, 28), 7, "softmax").text, "head": "softmax"}
+    assert told(options, net="lenet5") == {"head": "softmax", "classes": 7}
+    refused(options, "and --net mnist-conv is given: leave it out", net="mnist-conv")
+
+
+@of_net
+def test_another_net_or_hidden_layers_beside_a_net_do_not_agree(refused):
+    refused(
+        TOLD_NET, "trained with --net conv2x2x4s2", "and --net dense3 is given: leave it out", net="dense3"
+    )
+    refused(TOLD_NET, "trained with --net conv", "and --hidden 5,4 is given: leave it out", hidden=(5, 4))
+    refused(TOLD_NET, "and --activation relu is given: leave it out", activation="relu")
+    refused(TOLD_NET, "and --hidden 512 is given: leave it out", net=None, hidden=(512,))
+
+
+def test_a_net_beside_hidden_layers_does_not_agree(refused):
+    refused(TOLD, f"trained with --hidden 5,4, and --net {NET[:30]}", "is given: leave it out", net=NET)
+    refused({"activation": "tanh"}, "trained with --activation tanh, and --net lenet5 is", net="lenet5")
+
+
+def test_all_options_may_be_given_as_dataclasses_replace_does(told):
+    """Then those that the other kind of network has are defaults."""
+    assert told(TOLD, **GIVEN, net=None) == {}
+
+
+@of_net
+def test_all_options_may_be_given_with_a_net_too(told):
+    assert told(TOLD_NET, **TOLD_NET, hidden=(512,), activation="sigmoid") == {}
+
+
+@of_net
+@pytest.mark.parametrize(
+    "net",
+    [
+        *(
+            "dense3",
+            "conv2x2x4s2,pool2,dense5,dense4",
+            "conv2x2x5s2,dense5,dense3",
+            "conv2x3x4,dense5,dense3",
+        ),
+        *("conv2x2x4,conv2x2x5,dense3", "dense4,dense5,dense3", "dense999999999," * 50 + "dense3"),
+        *("conv2x2x4,dense5,dense3,dense3", "conv999999999x2x4,dense5,dense3"),
+    ],
+)
+def test_a_net_whose_parameters_the_file_does_not_have_is_refused(refused, net):
+    """Before a network is made of it."""
+    refused({**TOLD_NET, "net": net}, "trained with --net ", "of another network")
+
+
+@of_net
+@pytest.mark.parametrize(
+    "net",
+    [
+        *(
+            "",
+            "lenet5",
+            "dense3,relu",
+            "conv2x2x3",
+            "pool2",
+            "relu",
+            "x.json",
+            "dense0",
+            "dense3,",
+            5,
+            True,
+            1.5,
+        ),
+        *("two\nlines", "\x1b[31m", "\ud800", "x" * 5000, "gap," * 2000 + "dense3", "pool17,dense3"),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_a_net_that_train_py_does_not_have_is_refused(refused, net):
+    refused({**TOLD_NET, "net": net}, "was trained with --net ", "does not have")
+    refused({**TOLD_NET, "net": net}, "is given: leave it out", net=NET)
+
+
 NOT_OURS = [
     *(("hidden", value) for value in ([], [0], [-5, 4], [5.0, 4], [True, 4], ["5", 4], [[5], 4], [2**31, 4])),
     *(("hidden", value) for value in ("5,4", 5, [[[[5]]]], [10**4000])),
@@ -180,3 +293,56 @@ def test_what_is_told_makes_the_network_that_was_trained(told):
     values = told(TOLD)
     options = Options(**{**values, "hidden": tuple(values["hidden"])})
     assert str(options.make_network((6,), options.classes)) == str(NETWORK)
+
+
+def without_files(monkeypatch):
+    """The file of --net is on rank 0's node alone."""
+    if join().rank > 0:
+        monkeypatch.setattr(net_files, "load", lambda path: pytest.fail(f"{path} is read"))
+
+
+@pytest.mark.parallel([1, 2])
+def test_rank_0_alone_reads_the_file_of_a_net(shared, monkeypatch):
+    """All ranks have its layers and its loss."""
+    file = shared / "net.json"
+    if join().rank == 0:
+        file.write_text(json.dumps({"layers": as_json(layers_of_text(NET)), "loss": "sigmoid"}))
+    without_files(monkeypatch)
+    options = with_network_of_file(Options(net=str(file)), join())
+    assert (options.net, options.head) == (NET, "sigmoid")
+    with pytest.raises(UserError, match=r"^--net .*missing\.json: "):
+        with_network_of_file(Options(net=str(shared / "missing.json")), join())
+
+
+def test_a_loss_that_is_given_must_be_that_of_the_file(tmp_path):
+    file = tmp_path / "net.json"
+    file.write_text(json.dumps({"layers": as_json(layers_of_text(NET)), "loss": "softmax"}))
+    with pytest.raises(UserError, match="has the loss softmax, and --head sigmoid is given: leave it out"):
+        with_network_of_file(Options(net=str(file), head="sigmoid"), join())
+    file.write_text(json.dumps({"layers": as_json(layers_of_text(NET))}))
+    assert with_network_of_file(Options(net=str(file), head="sigmoid"), join()).head == "sigmoid"
+
+
+@pytest.mark.parametrize("net", ["lenet5", "file", NET])
+def test_a_run_of_a_net_is_evaluated_resumed_and_told_without_its_file(tmp_path, digits, net):
+    """From the parameters, and from a checkpoint; the last layer of a name has a unit for each class."""
+    data, saved = digits(40, 20, shape=(12, 12)), tmp_path / "w.npz"
+    if net == "file":
+        net = str(tmp_path / "net.json")
+        (tmp_path / "net.json").write_text(json.dumps({"layers": as_json(layers_of_text(NET))}))
+    options = Options(
+        net=net, data=data, device="cpu", epochs=1, batch=10, save=saved, checkpoint=tmp_path / "kept"
+    )
+    trained = train(options)
+    (tmp_path / "net.json").unlink(missing_ok=True)
+    text = trained.options["net"]
+    assert text == (make_network("lenet5", (12, 12), 3, "softmax").text if net == "lenet5" else NET)
+    (kept,) = (tmp_path / "kept").glob("step-*.npz")
+    for file in (saved, kept):
+        scored = train(Options(evaluate=True, init=file, data=data, device="cpu"))
+        assert scored.options["net"] == text
+        assert scored.test.loss == pytest.approx(trained.test.loss, rel=1e-6)  # products of other sizes
+    resumed = train(replace(options, net=text, epochs=2, resume=True))
+    assert len(resumed.epochs) == 2
+    with pytest.raises(UserError, match="--resume: the checkpoint was made with --net "):
+        train(replace(options, net="dense3", epochs=2, resume=True))
