@@ -93,7 +93,7 @@ class Report:
 def report_of(options: Options, prepared: Prepared, runtime: Runtime) -> Report:
     """Make the report of a run that has not begun: its options, what it uses, its memory. Collective."""
     needs, environment = largest(prepared.rehearsal.needs, runtime.job), describe(prepared, runtime)
-    environment["header"] = header(environment, prepared.problem)
+    environment["header"] = header(environment, prepared.problem, has_layers=options.net is not None)
     return Report(options.as_json(), environment, memory=needs)
 
 
@@ -151,8 +151,8 @@ def phase_table(rows: Sequence[PhaseRow], width: int | None = None) -> str:
     return table(headers, body, formats, dispensable, width)
 
 
-def header(environment: dict[str, Any], problem: Problem) -> list[str]:
-    """List what a run uses, a line each, for people to read before it starts."""
+def header(environment: dict[str, Any], problem: Problem, has_layers: bool = False) -> list[str]:
+    """List what a run uses, a line each, for people to read before it starts; perhaps with all layers."""
     settings, dataset, schedule = problem.settings, problem.dataset, problem.schedule
     test = len(dataset.test_images) if dataset.test_images is not None else 0
     samples = f"{schedule.samples} training"
@@ -167,6 +167,8 @@ def header(environment: dict[str, Any], problem: Problem) -> list[str]:
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {settings.dtype}"),
     ]
+    if has_layers:
+        lines += [("", line) for line in layer_table(environment["layers"]).splitlines()]
     if problem.trains:
         plan = f"{schedule.epochs} epochs of {schedule.batches} batches of {schedule.batch}"
         if schedule.batch < settings.batch:
@@ -177,6 +179,12 @@ def header(environment: dict[str, Any], problem: Problem) -> list[str]:
         lines.append(("training", plan))
         lines.append(("batches", _batches(environment)))
     return [f"{word:9s} {text}" for word, text in lines]
+
+
+def layer_table(layers: Sequence[dict[str, Any]]) -> str:
+    """Lay out a row for each layer: what it is, the shape of its output for a sample, its parameters."""
+    names = ["layer", "output", "parameters"]
+    return table(names, [[one[name] for name in names] for one in layers], ("", "", "d"))
 
 
 _PLACEMENTS = {

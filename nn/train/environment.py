@@ -37,6 +37,9 @@ def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
         "gemm": gemm_version(settings, driver) if driver.has_kernels else "numpy",
         "network": str(network),
         "parameters": network.parameter_count,
+        "layers": [
+            {"layer": layer, "output": shape, "parameters": count} for layer, shape, count in network.table()
+        ],
         "data": problem.dataset.name,
         "python": platform.python_version(),
         "numpy": np.__version__,

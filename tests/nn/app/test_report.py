@@ -100,6 +100,33 @@ def test_the_header_tells_the_threads_that_blas_takes(monkeypatch):
     assert any(line.endswith("7 BLAS thread(s) a rank") for line in environment["header"])
 
 
+def test_the_header_of_a_net_has_a_row_for_each_layer_and_so_has_the_json_file(tmp_path):
+    net, file = "conv5x5x4s2,relu,pool2,dense10", tmp_path / "report.json"
+    report = train(Options(net=net, epochs=0, samples=20, device="cpu"))
+    report.write_json(file)
+    environment = json.loads(file.read_text())["environment"]
+    rows = [
+        {"layer": "conv5x5x4s2 relu", "output": "12x12x4", "parameters": 104},
+        {"layer": "pool2", "output": "6x6x4", "parameters": 0},
+        {"layer": "dense10", "output": "10", "parameters": 1450},
+    ]
+    assert environment["layers"] == rows and environment["parameters"] == 1554
+    lines = environment["header"]
+    start = next(place for place, line in enumerate(lines) if line.startswith("network   28x28x1, conv"))
+    assert lines[start + 1].split() == ["layer", "output", "parameters"]
+    assert [line.split() for line in lines[start + 3 : start + 6]] == [
+        " ".join(map(str, row.values())).split() for row in rows
+    ]
+    assert lines[start + 6].startswith("training")
+
+
+def test_the_header_of_a_dense_network_has_no_table():
+    environment = train(Options(**QUICK)).environment
+    words = [line.split()[0] for line in environment["header"]]
+    assert words == [*("ranks", "device", "plan", "exchange", "data", "network", "training", "batches")]
+    assert [row["parameters"] for row in environment["layers"]] == [9 * 785, 100]
+
+
 @pytest.mark.parametrize(
     ("device", "left_out"),
     [(0.1, ["min ms", "max ms", "mean us", "share %"]), (None, ["device ms", "min ms", "max ms"])],
