@@ -2,12 +2,16 @@
 
 From ``pixels`` float32 (N, D), divided by the scale that the network was trained with, to ``probabilities``
 float32 (N, classes): of softmax they add up to 1, of sigmoid each is that of its own class. N is any number.
+Pixels of images lie in memory order, channels last. From there to the first dense layer channels come first,
+as ONNX wants them; so do those of filters, W (filters, channels, rows, columns).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,12 @@ import numpy as np
 from nn.files import run_metadata
 from nn.files.packages import need
 from nn.files.write import write_whole
+from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
-from nn.model.layer import IDENTITY
+from nn.model.layer import IDENTITY, Shape
 from nn.model.network import Network
+from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.model.window import Window
 from pyrt.errors import UserError, shown
 
 INPUT, OUTPUT = "pixels", "probabilities"
@@ -39,7 +46,9 @@ _HEADS: dict[str, tuple[str, dict[str, int]]] = {
 _MOST = (1 << 31) - (1 << 20)
 """Bytes of parameters: a file of protobuf has less than 2 GiB."""
 
-Node = tuple[str, list[str], str, dict[str, int]]
+Attribute = int | list[int]
+
+Node = tuple[str, list[str], str, dict[str, Attribute]]
 """An operator's name, the names of its inputs, that of its output, and its attributes."""
 
 
@@ -89,13 +98,14 @@ def _model(network: Network, parameters: Mapping[str, np.ndarray], run: Mapping[
     def described(name: str, columns: int, text: str) -> Any:
         return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", columns], text)
 
-    nodes = [helper.make_node(*_arguments(node), **node[3]) for node in _nodes(network)]
+    written = _Written.of(network)
+    constants = {**{name: _in_onnx(parameters[name]) for name in network.shapes}, **written.constants}
     graph = helper.make_graph(
-        nodes,
+        [helper.make_node(*_arguments(node), **node[3]) for node in written.nodes],
         "network",
-        [described(INPUT, network.sizes[0], "divided by the network's pixel scale")],
+        [described(INPUT, math.prod(network.layer_shapes[0]), "divided by the network's pixel scale")],
         [described(OUTPUT, network.classes, f"of each class, by {network.loss}")],
-        [numpy_helper.from_array(parameters[name], name) for name in network.shapes],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     model = helper.make_model(
         graph,
@@ -109,29 +119,108 @@ def _model(network: Network, parameters: Mapping[str, np.ndarray], run: Mapping[
     return model
 
 
+def _in_onnx(array: np.ndarray) -> np.ndarray:
+    """Return parameters in ONNX's order: filters (filters, channels, rows, columns)."""
+    return np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if array.ndim == 4 else array
+
+
 def _arguments(node: Node) -> tuple[str, list[str], list[str]]:
     operator, inputs, output, _ = node
     return operator, inputs, [output]
 
 
-def _nodes(network: Network) -> list[Node]:
-    """List the operators from the input to the probabilities, in order."""
-    nodes: list[Node] = []
-    last = INPUT
-    for number, layer in zip(network.numbers, network.layers, strict=True):
-        nodes += _NODES[type(layer)](layer, number, last)
-        last = nodes[-1][2]
-    operator, attributes = _HEADS[network.loss]
-    return [*nodes, (operator, [last], OUTPUT, attributes)]
+@dataclass
+class _Written:
+    """The operators so far, from the input on; images are channels first from one to the next."""
+
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    """Inputs of operators that are no parameters."""
+    last: str = INPUT
+    has_images: bool = False
+    """Whether ``last`` are images, (N, channels, height, width)."""
+    number: int = 0
+    """Of the last layer with parameters."""
+
+    @classmethod
+    def of(cls, network: Network) -> _Written:
+        """Write the operators from the input to the probabilities, in order."""
+        written = cls()
+        for layer, inputs in zip(network.layers, network.layer_shapes, strict=False):
+            written.number += layer.has_parameters
+            _NODES[type(layer)](written, layer, inputs)
+            if layer.function != IDENTITY:
+                written.add(_OPERATORS[layer.function], f"A{written.number}")
+        operator, attributes = _HEADS[network.loss]
+        written.add(operator, OUTPUT, **attributes)
+        return written
+
+    def add(self, operator: str, output: str, *others: str, **attributes: Attribute) -> None:
+        """Add an operator that takes what there is last, and others beside it."""
+        self.nodes.append((operator, [self.last, *others], output, attributes))
+        self.last = output
+
+    @property
+    def layer_output(self) -> str:
+        """A name for what a layer with parameters makes before its activation."""
+        return f"Z{self.number}"
+
+    @property
+    def other_output(self) -> str:
+        """A name that no other output has."""
+        return f"T{len(self.nodes)}"
+
+    def to_images(self, shape: Shape) -> None:
+        """Make images of the pixels, unless that is done; these lie with channels last."""
+        if not self.has_images:
+            self.constants["image_shape"] = np.array([0, *shape], np.int64)  # 0: as many samples as there are
+            self.add("Reshape", self.other_output, "image_shape")
+            self.add("Transpose", self.other_output, perm=[0, 3, 1, 2])
+            self.has_images = True
+
+    def to_units(self) -> None:
+        """Flatten images, if that is what there is: in memory order, channels last."""
+        if self.has_images:
+            self.add("Transpose", self.other_output, perm=[0, 2, 3, 1])
+            self.add("Flatten", self.other_output, axis=1)
+            self.has_images = False
 
 
-def _dense(layer: Dense, number: int, inputs: str) -> list[Node]:
-    """List those of a fully connected layer: Z = A W^T + b, then its activation."""
-    product: Node = ("Gemm", [inputs, f"W{number}", f"b{number}"], f"Z{number}", {"transB": 1})
-    if layer.function == IDENTITY:
-        return [product]
-    return [product, (_OPERATORS[layer.function], [f"Z{number}"], f"A{number}", {})]
+def _dense(written: _Written, layer: Dense, inputs: Shape) -> None:
+    """Z = A W^T + b."""
+    written.to_units()
+    number = written.number
+    written.add("Gemm", written.layer_output, f"W{number}", f"b{number}", transB=1)
 
 
-_NODES: dict[type, Callable[[Any, int, str], list[Node]]] = {Dense: _dense}
-"""What lists the operators of a layer, by its type."""
+def _conv(written: _Written, layer: Conv2d, inputs: Shape) -> None:
+    """Z: padding before the image as the window has it, and behind it as the last window reaches."""
+    written.to_images(inputs)
+    window, number = layer.window(inputs), written.number
+    below = (window.out_height - 1) * window.stride + window.rows - window.height - window.top
+    right = (window.out_width - 1) * window.stride + window.columns - window.width - window.left
+    pads = [window.top, window.left, max(0, below), max(0, right)]
+    written.add(
+        "Conv", written.layer_output, f"W{number}", f"b{number}", **_window_attributes(window), pads=pads
+    )
+
+
+def _pool(written: _Written, layer: MaxPool2d | AvgPool2d | GlobalAvgPool2d, inputs: Shape) -> None:
+    """The largest pixels, or the means; windows are within the images."""
+    written.to_images(inputs)
+    operator = "MaxPool" if isinstance(layer, MaxPool2d) else "AveragePool"
+    written.add(operator, written.other_output, **_window_attributes(layer.window(inputs)))
+
+
+def _window_attributes(window: Window) -> dict[str, Attribute]:
+    return {"kernel_shape": [window.rows, window.columns], "strides": [window.stride, window.stride]}
+
+
+_NODES: dict[type, Callable[[_Written, Any, Shape], None]] = {
+    Dense: _dense,
+    Conv2d: _conv,
+    MaxPool2d: _pool,
+    AvgPool2d: _pool,
+    GlobalAvgPool2d: _pool,
+}
+"""What writes the operators of a layer, by its type; its activation comes behind them."""

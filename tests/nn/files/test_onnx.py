@@ -1,6 +1,7 @@
 """nn/files/onnx.py: networks in ONNX files compute what the reference does, in another program's hands."""
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from nn.files import onnx
 from nn.model import reference
 from nn.model.dense import Dense
 from nn.model.initial import initial_values
+from nn.model.net_text import make_network
 from nn.model.network import Network
 from pyrt.errors import UserError
 
@@ -55,7 +57,7 @@ def expected(network, parameters, X):
 
 def pixels(network, rows=17):
     rng = np.random.default_rng(1)
-    return (rng.integers(0, 256, (rows, network.sizes[0])) / 255).astype(np.float32)
+    return (rng.integers(0, 256, (rows, math.prod(network.layer_shapes[0]))) / 255).astype(np.float32)
 
 
 def drawn(network, dtype="float32"):
@@ -87,6 +89,46 @@ def test_onnxruntime_computes_what_the_reference_does(file, layers, loss):
     assert found.dtype == np.float32 and found.shape == (17, network.classes)
     np.testing.assert_allclose(found, right, rtol=0, atol=TOLERANCE)
     assert layers == NETWORKS["one unit, one class"] or np.ptp(right) > 0.05  # they say something
+
+
+IMAGES = {
+    "conv": ((7, 9), "conv3x2x5,tanh,dense4"),
+    "colours, padding and stride": ((11, 8, 3), "conv5x3x4s2p2,relu,conv1x1x6s3,dense4"),
+    "same, odd and even": ((7, 10, 2), "conv4x5x3same,sigmoid,conv2x2x4s2same,relu,dense4"),
+    "same, far apart": ((7, 10, 2), "conv3x3x2s5same,dense4"),
+    "a kernel larger than the image": ((2, 3, 2), "conv5x7x3p3,relu,dense4"),
+    "all windows of padding": ((3, 3), "conv1x1x2s4p3,dense4"),
+    "pools": ((13, 11, 3), "conv2x2x4,relu,pool3s2,avgpool2s1,dense6,tanh,dense4"),
+    "pools that leave pixels out": ((9, 8), "pool2,conv2x2x3,avgpool2,dense4"),
+    "global mean": ((6, 5, 2), "conv3x3x7same,relu,gap,dense4"),
+    "pools alone": ((5, 7, 3), "avgpool2s2,pool2s1,gap,dense4"),
+    "images to dense": ((4, 3, 2), "dense5,relu,dense4"),
+    "lenet5": ((28, 28), "lenet5"),
+}
+
+
+@pytest.mark.parametrize(("image", "net"), IMAGES.values(), ids=IMAGES.keys())
+def test_onnxruntime_computes_what_the_reference_does_of_images(file, image, net):
+    network = make_network(net, image, 4, "softmax")
+    parameters, X = drawn(network), pixels(network)
+    onnx.export(file, network, parameters, RUN)
+    right = expected(network, parameters, X)
+    np.testing.assert_allclose(computed(file, X), right, rtol=0, atol=TOLERANCE)
+    assert np.ptp(right) > 0.02  # they say something
+    for rows in (0, 1):
+        assert computed(file, pixels(network, rows)).shape == (rows, 4)
+
+
+def test_filters_have_their_channels_first(file):
+    network = make_network("conv3x2x5,dense4", (7, 9, 2), 4, "softmax")
+    parameters = drawn(network)
+    onnx.export(file, network, parameters, RUN)
+    found = {
+        tensor.name: package.numpy_helper.to_array(tensor) for tensor in package.load(file).graph.initializer
+    }
+    np.testing.assert_array_equal(found["W1"], parameters["W1"].transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(found["image_shape"], [0, 7, 9, 2])
+    assert found.keys() == {*network.shapes, "image_shape"}
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
