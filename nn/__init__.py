@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nn.input import Dataset, load
     from nn.model.conv2d import Conv2d
     from nn.model.dense import Dense
+    from nn.model.dropout import Dropout
     from nn.model.network import Network
     from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
     from nn.optimisers import Adam, Sgd
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     **{"Network": "nn.model.network", "Dense": "nn.model.dense", "Conv2d": "nn.model.conv2d"},
+    "Dropout": "nn.model.dropout",
     **dict.fromkeys(("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d"), "nn.model.pool"),
     **{"Sgd": "nn.optimisers", "Adam": "nn.optimisers"},
     **{"load": "nn.input", "Dataset": "nn.input"},
@@ -52,6 +54,7 @@ __all__ = [
     "Conv2d",
     "Dataset",
     "Dense",
+    "Dropout",
     "GlobalAvgPool2d",
     "MaxPool2d",
     "Network",

@@ -22,6 +22,7 @@ from nn.files.packages import need
 from nn.files.write import write_whole
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.dropout import Dropout
 from nn.model.layer import IDENTITY, Shape
 from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
@@ -216,11 +217,16 @@ def _window_attributes(window: Window) -> dict[str, Attribute]:
     return {"kernel_shape": [window.rows, window.columns], "strides": [window.stride, window.stride]}
 
 
+def _dropout(written: _Written, layer: Dropout, inputs: Shape) -> None:
+    """Nothing: a network that does not train drops nothing."""
+
+
 _NODES: dict[type, Callable[[_Written, Any, Shape], None]] = {
     Dense: _dense,
     Conv2d: _conv,
     MaxPool2d: _pool,
     AvgPool2d: _pool,
     GlobalAvgPool2d: _pool,
+    Dropout: _dropout,
 }
 """What writes the operators of a layer, by its type; its activation comes behind them."""

@@ -42,6 +42,18 @@ class Layer(ABC):
         """Whether it keeps a byte for each output, for the way back."""
         return False
 
+    @property
+    def only_trains(self) -> bool:
+        """Whether it does nothing but while a network trains."""
+        return False
+
+    def in_step(self, seed: int, step: int, place: int) -> Layer:
+        """Return the layer as it is in a step of training, counted from 1, of a run with this seed.
+
+        ``place`` is its own among all layers of the network.
+        """
+        return self
+
     @abstractmethod
     def output_shape(self, inputs: Shape) -> Shape:
         """Return the shape of a sample of its outputs. Raises UserError for inputs that it cannot take."""

@@ -7,6 +7,7 @@ A text is a list of layers: ``conv3x3x32,relu,pool2,dense128,relu,dense10``.
     avgpoolN     the mean of N x N pixels; also with sS
     gap          the mean of each channel over the image
     denseN       N units, each connected with all inputs
+    dropoutX     while the network trains, each unit dropped with probability X, as dropout0.5
     sigmoid, tanh, relu    the activation of the layer before, a convolution or dense
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.dropout import Dropout
 from nn.model.layer import Layer
 from nn.model.network import ACTIVATIONS, Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
@@ -63,6 +65,7 @@ _FORMS: dict[str, Callable[..., Layer]] = {
     f"avgpool{_COUNT}(?:s{_COUNT})?": lambda size, stride: AvgPool2d(int(size), stride and int(stride)),
     "gap": GlobalAvgPool2d,
     f"dense{_COUNT}": lambda units: Dense(int(units)),
+    "dropout(0?\\.[0-9]{1,24}|0)": lambda rate: Dropout(float(rate)),
 }
 """How a layer is written, and what makes it of its numbers."""
 
@@ -72,6 +75,7 @@ _KINDS: dict[str, Any] = {
     "avgpool": AvgPool2d,
     "gap": GlobalAvgPool2d,
     "dense": Dense,
+    "dropout": Dropout,
 }
 """The kinds of layers in JSON."""
 
@@ -104,7 +108,7 @@ def _layer(word: str, place: int) -> Layer:
                 raise UserError(f"--net: {word}, word {place}: {error}") from None
     raise UserError(
         f"--net: {shown(word[:40])!r}, word {place}, is no layer: give convRxCxF (then sS, pP or same), "
-        f"poolN, avgpoolN, gap, denseN, or behind a conv or dense {', '.join(ACTIVATIONS)}"
+        f"poolN, avgpoolN, gap, denseN, dropoutX, or behind a conv or dense {', '.join(ACTIVATIONS)}"
     )
 
 
@@ -120,7 +124,7 @@ def _require_few(layers: Sequence[Layer], where: str = "--net") -> None:
 
 
 def layers_of_json(content: Any, where: str = "--net") -> list[Layer]:
-    """Read layers from JSON: objects with ``kind`` (conv, pool, avgpool, gap, dense) and the kind's settings.
+    """Read layers from JSON: objects with ``kind``, one of `_KINDS`, and the settings of that kind.
 
     As ``{"kind": "conv", "filters": 32, "size": [3, 3], "padding": 1, "activation": "relu"}``. Raises
     UserError, which begins with ``where`` and says the place, for what is no layer.
@@ -151,12 +155,12 @@ def _layer_of_json(content: Any, where: str) -> Layer:
 
 
 def _may_be_set(value: Any) -> bool:
-    """Return whether a setting from JSON is short: a number, a word, nothing, or a pair of numbers."""
+    """Return whether a setting from JSON is short: a number, a word, nothing, or a pair of whole numbers."""
     if isinstance(value, list):
         return len(value) == 2 and all(type(one) is int and _may_be_set(one) for one in value)
     if isinstance(value, str):
         return len(value) <= 40
-    return value is None or (type(value) is int and abs(value) < 10**MOST_DIGITS)
+    return value is None or (type(value) in (int, float) and abs(value) < 10**MOST_DIGITS)
 
 
 def as_json(layers: Sequence[Layer]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nn.model.dense import Dense
@@ -30,6 +30,8 @@ class Stage:
     layer: Layer | None
     followers: tuple[Layer, ...]
     shapes: tuple[Shape, ...]
+    place: int
+    """Of its layer among all of the network, -1 of stage 0; those that follow come behind it."""
 
     @property
     def input(self) -> Shape:
@@ -77,7 +79,7 @@ class Network:
             if rows * columns > LARGEST:
                 raise UserError(
                     f"layer {number} would have {rows} x {columns} weights, more than 2^31: use smaller "
-                    "layers"
+                    f"{'--hidden' if self.is_dense else '--net'} layers"
                 )
 
     @classmethod
@@ -117,11 +119,23 @@ class Network:
         shapes = self.layer_shapes
         begins = [place for place, layer in enumerate(self.layers) if layer.has_parameters]
         first = begins[0] if begins else len(self.layers)
-        stages = [Stage(None, tuple(self.layers[:first]), tuple(shapes[: first + 1]))]
+        stages = [Stage(None, tuple(self.layers[:first]), tuple(shapes[: first + 1]), -1)]
         for begin, end in zip(begins, [*begins[1:], len(self.layers)], strict=True):
             of_stage = tuple(self.layers[begin + 1 : end])
-            stages.append(Stage(self.layers[begin], of_stage, tuple(shapes[begin : end + 1])))
+            stages.append(Stage(self.layers[begin], of_stage, tuple(shapes[begin : end + 1]), begin))
         return tuple(stages)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a layer draws random numbers while the network trains."""
+        return any(layer.only_trains for layer in self.layers)
+
+    def in_step(self, seed: int, step: int) -> Network:
+        """Return the network as it is in a step of training, counted from 1, of a run with this seed."""
+        if not self.draws:
+            return self
+        layers = [layer.in_step(seed, step, place) for place, layer in enumerate(self.layers)]
+        return replace(self, layers=layers)
 
     @property
     def numbers(self) -> range:

@@ -100,12 +100,17 @@ def train(
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
     network: Any,
     optimiser: Any,
+    seed: int = 0,
 ) -> Arrays:
-    """Train a copy of ``parameters`` over batches (X, labels), by an optimiser of nn/optimisers."""
+    """Train a copy of ``parameters`` over batches (X, labels), by an optimiser of nn/optimisers.
+
+    Layers that draw random numbers in training draw those of a run with this seed.
+    """
     parameters = {name: array.copy() for name, array in parameters.items()}
     states = {name: [np.zeros_like(array) for _ in optimiser.states] for name, array in parameters.items()}
     for step, (X, labels) in enumerate(batches, 1):
-        _, gradients = cost_and_gradients(parameters, X, labels, network, optimiser.reg)
+        in_step = network.in_step(seed, step)
+        _, gradients = cost_and_gradients(parameters, X, labels, in_step, optimiser.reg)
         for name, gradient in gradients.items():
             parameters[name], states[name] = optimiser.step(parameters[name], gradient, states[name], step)
     return parameters

@@ -59,7 +59,7 @@ class Settings:
         choices=validation_split.SPLITS,
     )
     shuffle: bool = option(True, "shuffle the training samples every epoch")
-    seed: int = option(0, "seed of initial weights, shuffling and --val-split", "N")
+    seed: int = option(0, "seed of initial weights, shuffling, --val-split and dropout", "N")
     pixel_scale: float = option(255.0, "divisor of the pixels (1: raw pixels)", "X")
     gemm: str = option(
         "auto",

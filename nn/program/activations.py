@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from nn.model.layer import Shape
 from nn.model.network import LARGEST
 from nn.parallel.plan import WHOLE
 from nn.parallel.shard import Shard
@@ -64,20 +65,23 @@ class Activations:
     def _rooms_between(self, layer: int) -> list[DeviceArray]:
         """Make room for what a layer and those that follow it make, but for the last."""
         shapes = self._network.stages[layer].shapes[-1 - len(self._network.stages[layer].followers) : -1]
-        rows, _ = self._shard.held(self._plan.makes(layer), (self.samples, 1)).shape
-        return [self._matrix(rows, math.prod(shape), layer) for shape in shapes]
+        return [self._matrix(*self._held(layer, shape), layer) for shape in shapes]
+
+    def _held(self, layer: int, shape: Shape) -> tuple[int, int]:
+        """Return rows and columns of this rank's part of what a layer, or one that follows it, makes."""
+        return self._shard.held(self._plan.makes(layer), (self.samples, math.prod(shape))).shape
 
     def _rooms_for_places(self, layer: int) -> list[DeviceArray | None]:
         """Make room for what the layers that follow a layer keep for the way back."""
         stage = self._network.stages[layer]
-        rows, _ = self._shard.held(self._plan.makes(layer), (self.samples, 1)).shape
         outputs = stage.shapes[len(stage.shapes) - len(stage.followers) :]
+        held = [self._held(layer, shape) for shape in outputs]
         with self._driver.ledger.of("activations", layer):
             return [
-                DeviceArray.empty(self._driver, (max(1, rows), math.prod(shape)), np.uint8)
+                DeviceArray.empty(self._driver, (max(1, rows), columns), np.uint8)
                 if follower.keeps_places
                 else None
-                for follower, shape in zip(stage.followers, outputs, strict=True)
+                for follower, (rows, columns) in zip(stage.followers, held, strict=True)
             ]
 
     def places(self, layer: int, samples: int) -> list[DeviceArray | None]:

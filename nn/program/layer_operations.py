@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nn.launch.dropout import Draw
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.dropout import Dropout
 from nn.model.layer import Layer, Shape
 from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from nn.program.conv2d import Conv2dOperations
 from nn.program.dense import DenseOperations
+from nn.program.dropout import DropoutOperations
 from nn.program.operations import Operation
 from nn.program.pool import PoolOperations
 from pyrt.arrays import Arena, DeviceArray
@@ -50,10 +53,22 @@ OPERATIONS: dict[type, Callable[[Any, int, Arena, Shape], LayerOperations]] = {
     Dense: DenseOperations,
     Conv2d: Conv2dOperations,
 }
-FOLLOWERS: dict[type, Callable[[Any, Shape, int], FollowerOperations]] = {
-    MaxPool2d: PoolOperations,
-    AvgPool2d: PoolOperations,
-    GlobalAvgPool2d: PoolOperations,
+
+
+def _pool(layer: Any, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
+    return PoolOperations(layer, inputs, number)
+
+
+def _dropout(layer: Dropout, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
+    assert draw is not None, "a network that does not train drops nothing"
+    return DropoutOperations(layer, number, draw)
+
+
+FOLLOWERS: dict[type, Callable[[Any, Shape, int, Draw | None], FollowerOperations]] = {
+    MaxPool2d: _pool,
+    AvgPool2d: _pool,
+    GlobalAvgPool2d: _pool,
+    Dropout: _dropout,
 }
 
 
@@ -64,7 +79,7 @@ def operations_of(network: Network, number: int, parameters: Arena) -> LayerOper
     return OPERATIONS[kind](layer, number, parameters, network.stages[number].input)
 
 
-def follower_operations(layer: Layer, inputs: Shape, number: int) -> FollowerOperations:
-    """Return the operations of a layer without parameters, behind layer ``number``."""
+def follower_operations(layer: Layer, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
+    """Return the operations of a layer without parameters, behind layer ``number``; it may ``draw``."""
     kind = next(kind for kind in type(layer).__mro__ if kind in FOLLOWERS)
-    return FOLLOWERS[kind](layer, inputs, number)
+    return FOLLOWERS[kind](layer, inputs, number, draw)

@@ -7,16 +7,20 @@ layer are in a file of its kind (nn/program/dense.py); here are their order, and
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from nn.input.source import Source
+from nn.launch.dropout import Draw
 from nn.launch.head import Head
+from nn.model.layer import Layer
 from nn.parallel.buckets import LOSS, Panel
 from nn.parallel.plan import BY_UNITS
 from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.activations import Activations
+from nn.program.dropout import Draws, count_step
 from nn.program.layer_operations import (
     FollowerOperations,
     LayerOperations,
@@ -48,6 +52,8 @@ class Pass:
     source: Source
     scale: float
     """Pixels are divided by it."""
+    draws: Draws | None = None
+    """What layers draw from; None where nothing trains."""
 
     def logits(self, samples: int) -> list[Item]:
         """List the operations from images to logits, as the head takes them."""
@@ -80,8 +86,11 @@ class Pass:
 
     def _forward(self, samples: int) -> list[Item]:
         """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
-        X = self.activations.between(0, samples)
-        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale), *self._follow(0, samples)]
+        X = self._between(0, samples)
+        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale)]
+        if self.draws is not None:
+            items.append(count_step(self.draws.step))
+        items += self._follow(0, samples)
         for layer in self.shard.network.numbers:
             items += _of_layer(layer, self._layer(layer, samples))
         return items
@@ -91,7 +100,7 @@ class Pass:
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
         shard, activations, own = self.shard, self.activations, self._operations(layer)
-        A, Z = activations.taken(layer - 1, samples), activations.between(layer, samples)[0]
+        A, Z = activations.taken(layer - 1, samples), self._between(layer, samples)[0]
         product = own.forward(A, Z)
         items: list[Item] = [product]
         items += _Moved.of(f"sum of {product.name}", FORWARD, shard.sum_move(layer, samples), Z, Z).at_once
@@ -106,18 +115,44 @@ class Pass:
 
     def _follow(self, layer: int, samples: int) -> list[Item]:
         """List the layers without parameters behind a layer, or behind the input."""
-        between, places = self.activations.between(layer, samples), self.activations.places(layer, samples)
+        between = self._between(layer, samples)
         return [
-            one.forward(between[place], between[place + 1], places[place])
-            for place, one in enumerate(self._followers(layer))
+            one.forward(A, output, places)
+            for (one, places), A, output in zip(
+                self._followers(layer, samples), between, between[1:], strict=False
+            )
         ]
 
-    def _followers(self, layer: int) -> list[FollowerOperations]:
-        stage = self.shard.network.stages[layer]
-        shapes = stage.shapes[-1 - len(stage.followers) : -1]
+    def _between(self, layer: int, samples: int) -> list[DeviceArray]:
+        """Return what a layer makes, then what each that follows it makes; the last is what the stage makes.
+
+        A follower that does nothing here makes what it takes: then the one before it makes that in its place.
+        """
+        arrays = self.activations.between(layer, samples)
+        works = [self._works(one) for one in self.shard.network.stages[layer].followers]
+        return [array for array, is_read in zip(arrays, [*works, True], strict=True) if is_read]
+
+    def _works(self, follower: Layer) -> bool:
+        """Return whether a layer does something in this pass."""
+        return self.draws is not None or not follower.only_trains
+
+    def _followers(self, layer: int, samples: int) -> list[tuple[FollowerOperations, DeviceArray | None]]:
+        """Return what follows a layer and does something here, with what it keeps for the way back."""
+        stage, places = self.shard.network.stages[layer], self.activations.places(layer, samples)
+        shapes = stage.shapes[-1 - len(stage.followers) :]
         return [
-            follower_operations(one, shape, layer) for one, shape in zip(stage.followers, shapes, strict=True)
+            (follower_operations(one, shapes[place], layer, self._draw(layer, place, samples)), places[place])
+            for place, one in enumerate(stage.followers)
+            if self._works(one)
         ]
+
+    def _draw(self, layer: int, place: int, samples: int) -> Draw | None:
+        """Return what decides for the layer at this place behind a layer."""
+        stage = self.shard.network.stages[layer]
+        units = math.prod(stage.shapes[len(stage.shapes) - len(stage.followers) + place])
+        rows, columns = self.shard.held(self.shard.plan.makes(layer), (samples, units))
+        place += stage.place + 1
+        return self.draws.of(place, rows, columns, units) if self.draws is not None else None
 
     def _add_output_bias(self, Z: DeviceArray) -> Operation:
         return operations.bias_activation("output bias", Z, self._output_bias, "identity")
@@ -169,11 +204,13 @@ class Pass:
 
     def _through(self, layer: int, samples: int) -> list[Item]:
         """The gradient of what the next layer takes to dZ of a layer, through those that follow it."""
-        between, places = self.activations.between(layer, samples), self.activations.places(layer, samples)
-        back = self.activations.between_back(layer, samples)
+        between, back = (
+            of(layer, samples) for of in (self.activations.between, self.activations.between_back)
+        )
+        followers = self._followers(layer, samples)
         items: list[Item] = [
-            one.backward(back[place], back[place + 1], places[place], between[place + 1])
-            for place, one in reversed(list(enumerate(self._followers(layer))))
+            one.backward(back[place], back[place + 1], places, between[place + 1])
+            for place, (one, places) in reversed(list(enumerate(followers)))
         ]
         return [*items, self._operations(layer).activation_gradient(between[0], back[0])]
 

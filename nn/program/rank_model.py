@@ -6,7 +6,7 @@ Built on a device that is there or on the null device, where it tells what it wo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from nn.optimisers.base import Optimiser
 from nn.parallel.buckets import gradient_layout, panels
 from nn.parallel.shard import Shard
 from nn.program.activations import Activations
+from nn.program.dropout import Draws, count_step
 from nn.program.fuse import fuse
-from nn.program.operations import Item
+from nn.program.operations import Item, Operation
 from nn.program.passes import Pass
 from nn.program.step import Wrap
 from nn.program.update import OptimiserState, ParameterUpdate
@@ -39,6 +40,8 @@ class Numbers:
     """Whether each operation is to be seen by itself: nothing is fused, and nothing keeps components."""
     pixel_scale: float = 255.0
     """Pixels are divided by it."""
+    seed: int = 0
+    """Of what layers draw while they train."""
 
 
 class RankModel:
@@ -108,14 +111,23 @@ class TrainingArrays:
             self.gradients = Arena(driver, gradient_layout(shard, model.numbers.dtype))
         with driver.ledger.of("momentum"):
             self.state = OptimiserState(driver, optimiser, model.parameters.layout)
+        self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if model.network.draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch."""
         model = self._model
         start, stop = model.shard.group_samples(batch)
-        work = model.passes(source)
+        work = replace(model.passes(source), draws=self._draws(start))
         return model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+
+    def _draws(self, first: int) -> Draws | None:
+        """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""
+        return Draws(self._model.numbers.seed, self._step, first) if self._step is not None else None
+
+    def count_step(self) -> list[Operation]:
+        """List what counts a step in which this rank has no samples."""
+        return [count_step(self._step)] if self._step is not None else []
 
     def update(
         self, ring: LossRing | None = None, wrap: Wrap = lambda operation, queue: queue
@@ -135,6 +147,8 @@ class TrainingArrays:
         for name, arrays in whole.items():
             self.state.arenas[name].set(self._model.shard.cut(dict(arrays)))
         self.state.start(step)
+        if self._step is not None:
+            self._step.set(np.array([step], np.int32))
 
 
 def layers_with_components(kernels: Kernels, shard: Shard) -> list[int]:
@@ -146,7 +160,8 @@ def layers_with_components(kernels: Kernels, shard: Shard) -> list[int]:
             if kernels.conv_version == "implicit":
                 result.append(layer)
             continue
-        ends = layer == shard.network.depth and shard.plan.is_data
+        below = shard.network.stages[layer - 1]
+        ends = layer == shard.network.depth and shard.plan.is_data and not below.followers
         is_fused = ends and kernels.fuses_classifier(inputs, units)
         if not is_fused and kernels.gemm_for(units, units, inputs) == "wgmma":
             result.append(layer)

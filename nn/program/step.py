@@ -124,9 +124,9 @@ class EmptyStep:
         streams: Streams,
         phases: Phases,
         exchange: Exchange,
-        skip: Callable[[], object],
+        skip: Sequence[Callable[[], object]],
     ) -> None:
-        """``skip`` queues what the source of batches wants instead of their samples."""
+        """``skip`` queues what comes in the place of work on samples: what counts batches and steps."""
         self._gradients = gradients.flat
         self._buckets = buckets
         self._stream = streams.compute
@@ -137,7 +137,8 @@ class EmptyStep:
     def run(self) -> None:
         """Queue zeros and offer them to the exchange."""
         with self._phase:
-            self._skip()
+            for call in self._skip:
+                call()
             self._gradients.driver.fill(self._gradients.pointer, 0, self._gradients.nbytes, self._stream)
             for bucket in range(self._buckets):
                 self._exchange.ready(bucket)

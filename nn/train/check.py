@@ -66,6 +66,7 @@ def compare(
         batches(problem),
         problem.network,
         problem.optimiser,
+        settings.seed,
     )
     differences = [difference(name, parameters[name], trained[name]) for name in trained]
     reference_precision = (

@@ -48,6 +48,7 @@ class StepMaker:
         streams, phases, kernels = resources.streams, resources.phases, resources.kernels
         start, stop = self.model.shard.group_samples(batch)
         if start == stop:
-            skip = bind(skip_batch(self.batches.cursor), streams, kernels)
+            skipped = [skip_batch(self.batches.cursor), *arrays.count_step()]
+            skip = [bind(operation, streams, kernels) for operation in skipped]
             return EmptyStep(arrays.gradients, len(arrays.panels), streams, phases, exchange, skip)
         return TrainingStep(self.items(batch), streams, phases, kernels, exchange, links, self.wrap)

@@ -34,7 +34,9 @@ def refused(file):
     return check
 
 
-@pytest.mark.parametrize("net", [*NAMES, "conv2x3x4s2same,tanh,avgpool3s1,gap,dense5,sigmoid,dense2"])
+@pytest.mark.parametrize(
+    "net", [*NAMES, "conv2x3x4s2same,tanh,avgpool3s1,gap,dense5,sigmoid,dropout0.25,dense2"]
+)
 def test_a_file_says_what_its_text_says(file, net):
     layers = layers_of(net, 7)
     file.write_text(json.dumps({"layers": as_json(layers)}))
@@ -79,7 +81,7 @@ def test_what_is_no_network_is_refused(refused, content):
         ([{"kind": "dense"}], "layer 1: a dense layer needs more of units, activation"),
         ([{**DENSE, "units": 0}], "layer 1: Dense(0)"),
         ([{**DENSE, "units": 10**9}], "layer 1: units is none"),
-        ([{**DENSE, "units": 2.5}], "layer 1: units is none"),
+        ([{**DENSE, "units": 2.5}], "layer 1: Dense(2.5)"),
         ([{**DENSE, "units": True}], "layer 1: units is none"),
         ([{**DENSE, "units": "3"}], "layer 1: Dense('3')"),
         ([{**DENSE, "activation": "x" * 50}], "layer 1: activation is none"),
@@ -87,6 +89,8 @@ def test_what_is_no_network_is_refused(refused, content):
         ([{"kind": "conv", "filters": 3, "size": [1, 2, 3]}], "layer 1: size is none"),
         ([{"kind": "conv", "filters": 3, "size": [1, 0]}], "layer 1: Conv2d: size 0"),
         ([{"kind": "conv", "filters": 3, "size": 1, "padding": "full"}], "padding 'full'"),
+        ([{"kind": "dropout", "rate": 1}], "layer 1: Dropout: rate 1 is not 0"),
+        ([{"kind": "dropout", "rate": [1, 2]}], "layer 1: Dropout: rate [1, 2]"),
         ([{"kind": "pool", "size": 17}], "layer 1: MaxPool2d"),
         ([{"kind": "pool", "size": [2, 2]}], "layer 1: MaxPool2d"),
     ],

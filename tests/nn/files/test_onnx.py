@@ -103,6 +103,10 @@ IMAGES = {
     "global mean": ((6, 5, 2), "conv3x3x7same,relu,gap,dense4"),
     "pools alone": ((5, 7, 3), "avgpool2s2,pool2s1,gap,dense4"),
     "images to dense": ((4, 3, 2), "dense5,relu,dense4"),
+    "dropout, which does nothing": (
+        (5, 4),
+        "dropout0.5,conv2x2x3,relu,dropout0.2,dense6,relu,dropout0.5,dense4",
+    ),
     "lenet5": ((28, 28), "lenet5"),
 }
 

@@ -1,0 +1,54 @@
+"""The operations of dropout, behind layer ``number``; and what all dropouts of a training draw from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nn.launch.dropout import CountStep, Draw, Drop, DropGradient
+from nn.model.dropout import Dropout, Part
+from nn.program.operations import BACKWARD, FORWARD, Operation
+from pyrt.arrays import DeviceArray
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What the layers of a training step draw from; a group's samples begin at ``first`` of the batch."""
+
+    seed: int
+    step: DeviceArray
+    """(1,) int32: the step that it is, counted from 1."""
+    first: int
+
+    def of(self, place: int, rows: tuple[int, int], columns: tuple[int, int], units: int) -> Draw:
+        """Return what decides for the layer at this place; a rank has so much of its outputs."""
+        first = (self.first + rows[0]) * units + columns[0]
+        return Draw(
+            self.seed, self.step, place, Part(rows[1] - rows[0], columns[1] - columns[0], units, first)
+        )
+
+
+def count_step(step: DeviceArray) -> Operation:
+    """Count a step that begins, before it draws."""
+    return Operation("count step", FORWARD, CountStep(step))
+
+
+@dataclass(frozen=True)
+class DropoutOperations:
+    """The operations of one dropout layer while a network trains."""
+
+    layer: Dropout
+    number: int
+    draw: Draw
+
+    def forward(self, A: DeviceArray, output: DeviceArray, places: DeviceArray | None) -> Operation:
+        """Drop some units and scale the others; ``places`` says which are kept."""
+        assert places is not None, "dropout keeps which units it keeps"
+        return Operation(f"dropout {self.number}", FORWARD, Drop(A, output, places, self.layer, self.draw))
+
+    def backward(
+        self, dA: DeviceArray, gradient: DeviceArray, places: DeviceArray | None, made: DeviceArray
+    ) -> Operation:
+        """The gradient of the output to that of the input."""
+        assert places is not None, "dropout keeps which units it keeps"
+        work = DropGradient(dA, gradient, places, self.layer)
+        return Operation(f"dropout gradient {self.number}", BACKWARD, work)
