@@ -24,6 +24,7 @@
 =============== ==================================================================================
 
 Each folder imports those above it, and pyrt, but none below it.
+`nn.filters` is a program: a lecture's filters, applied to an image by the operations of networks.
 """
 
 from importlib import import_module

@@ -9,6 +9,7 @@ from nn.launch.classifier import FusedClassifier, fused_classifier_fits
 from nn.launch.conv.convolution import ConvolutionWork
 from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.narrow import fits_narrow
+from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
@@ -88,7 +89,12 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def convolution_for(self, work: ConvolutionWork) -> str:
-        """Choose the version of a convolution: of the last, ``narrow`` for few channels, or what fits."""
+        """Choose the version of a convolution: of the last, ``narrow`` for few channels, or what fits.
+
+        Where a window is too large for ``shared``: ``direct``.
+        """
+        if self.conv_version == "shared" and not shared_fits(work):
+            return "direct"
         if self.conv_version != "implicit":
             return self.conv_version
         if fits_narrow(work):

@@ -4,6 +4,7 @@
 ``convolution``  the three products of a convolutional layer: forward, to the input, to the filters
 ``versions``     which rungs there are, and which runs where
 ``direct``       seven loops, a thread a result
+``shared``       a tile of the image with its halo, and the filters, in shared memory
 ``im2col``       a matrix of all windows, then the products that are there
 ``narrow``       few channels, in registers and shared memory
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
@@ -18,13 +19,20 @@ from nn.launch.conv.direct import bind_direct
 from nn.launch.conv.im2col import bind_im2col
 from nn.launch.conv.implicit import bind_implicit
 from nn.launch.conv.narrow import bind_narrow
+from nn.launch.conv.shared import bind_shared
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
     from nn.launch.conv.convolution import ConvolutionWork
     from nn.launch.kernels import Kernels
 
-_BIND = {"direct": bind_direct, "im2col": bind_im2col, "narrow": bind_narrow, "implicit": bind_implicit}
+_BIND = {
+    "direct": bind_direct,
+    "shared": bind_shared,
+    "im2col": bind_im2col,
+    "narrow": bind_narrow,
+    "implicit": bind_implicit,
+}
 
 
 def convolve(kernels: Kernels, work: ConvolutionWork) -> Launch:

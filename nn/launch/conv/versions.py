@@ -7,7 +7,7 @@ from numpy.typing import DTypeLike
 
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 
-CONV_VERSIONS = ("direct", "im2col", "implicit")
+CONV_VERSIONS = ("direct", "shared", "im2col", "implicit")
 """All versions, from the first to the fastest; the last is for float32, and for tensor cores of sm_90."""
 
 
