@@ -82,7 +82,10 @@ def _layer(word: str, place: int) -> Layer:
     for form, make in _FORMS.items():
         match = re.fullmatch(form, word)
         if match:
-            return make(*match.groups())
+            try:
+                return make(*match.groups())
+            except UserError as error:
+                raise UserError(f"--net: {word}, word {place}: {error}") from None
     raise UserError(
         f"--net: {shown(word)!r}, word {place}, is no layer: give convRxCxF (then sS, pP or same), poolN, "
         f"avgpoolN, gap, denseN, or behind a conv or dense {', '.join(ACTIVATIONS)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nn.model.dense import Dense
-from nn.model.layer import Layer, Shape
+from nn.model.layer import IDENTITY, Layer, Shape
 from pyrt.errors import UserError
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
@@ -77,7 +77,7 @@ class Network:
             if rows * columns > LARGEST:
                 raise UserError(
                     f"layer {number} would have {rows} x {columns} weights, more than 2^31: use smaller "
-                    "--hidden layers"
+                    "layers (--hidden, --net)"
                 )
 
     @classmethod
@@ -175,7 +175,7 @@ class Network:
         """The layers as ``--net`` reads them."""
         words = []
         for layer in self.layers:
-            words += [str(layer), *([layer.activation] if layer.activation else [])]
+            words += [str(layer), *_activation(layer)]
         return ",".join(words)
 
     def table(self) -> list[tuple[str, str, int]]:
@@ -184,7 +184,7 @@ class Network:
             sum(map(math.prod, layer.parameter_shapes(shape).values()))
             for layer, shape in zip(self.layers, self.layer_shapes, strict=False)
         ]
-        names = [f"{layer}{f' {layer.activation}' if layer.activation else ''}" for layer in self.layers]
+        names = [" ".join([str(layer), *_activation(layer)]) for layer in self.layers]
         return list(zip(names, map(described, self.layer_shapes[1:]), counts, strict=True))
 
     def __str__(self) -> str:
@@ -198,6 +198,10 @@ class Network:
             units = [f"{size} {layer.activation or 'linear'}" for size, layer in hidden]
             words = ["-".join([str(self.sizes[0]), *units, str(self.classes)])]
         return ", ".join([*words, LOSSES[self.loss]])
+
+
+def _activation(layer: Layer) -> list[str]:
+    return [] if layer.function == IDENTITY else [layer.function]
 
 
 def described(shape: Shape) -> str:
