@@ -7,7 +7,7 @@ import pytest
 
 from nn.launch.conv import convolution
 from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
-from nn.launch.conv.versions import CONV_VERSIONS
+from nn.launch.conv.versions import CONV_VERSIONS, runs_convolution
 from nn.launch.conv.window import window_arguments
 from nn.launch.kernels import Kernels
 from nn.model.window import Window
@@ -24,6 +24,10 @@ CASES = {
     "17 channels": ((5, 4, 17), (3, 3), 1, 1, 5, 2),
     "64 channels": ((3, 4, 64), (3, 3), 1, 1, 2, 1),
     "1 x 1": ((4, 5, 16), (1, 1), 1, 0, 33, 2),
+    "8 channels, padding": ((5, 7, 8), (3, 3), 1, 1, 16, 3),
+    "8 channels, stride": ((7, 9, 8), (3, 2), 2, 1, 8, 3),
+    "16 channels, no padding": ((6, 7, 16), (2, 3), 1, 0, 8, 3),
+    "72 channels": ((3, 4, 72), (1, 2), 1, "same", 8, 1),
     "even size": ((5, 6, 2), (2, 4), 1, 0, 3, 2),
     "same, even, stride": ((5, 7, 3), (2, 4), 2, "same", 2, 2),
     "stride that leaves a rest": ((6, 9, 2), (3, 3), 2, 0, 4, 2),
@@ -39,14 +43,23 @@ CASES = {
 KINDS = {"forward": Convolution, "to the input": InputGradient, "to the filters": FilterGradient}
 
 
-@pytest.fixture(params=CONV_VERSIONS)
-def version(request):
-    return request.param
+VERSIONS = [
+    (version, dtype)
+    for version, dtype in itertools.product(CONV_VERSIONS, ("float32", "float64"))
+    if runs_convolution(version, dtype, "sm_90a")
+]
 
 
-@pytest.fixture
-def kernels(library, dtype, version):
+@pytest.fixture(params=VERSIONS, ids="-".join)
+def kernels(request, library):
+    version, dtype = request.param
+    if not runs_convolution(version, dtype, library.driver.architecture):
+        pytest.skip("needs tensor cores that this device has not")
     return Kernels(library, dtype, conv=version)
+
+
+def dtype_of(kernels):
+    return np.dtype({"float": np.float32, "double": np.float64}[kernels.real])
 
 
 class Case:
@@ -93,8 +106,8 @@ class Case:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_version_same_bits_twice(kernels, device, rng, dtype, case, kind):
-    case = Case(rng, dtype, *case)
+def test_every_version_same_bits_twice(kernels, device, rng, case, kind):
+    case = Case(rng, dtype_of(kernels), *case)
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     device.run(first.on_device(kernels), second.on_device(kernels))
     case.check(kind, result)
@@ -120,20 +133,24 @@ SLICED = ((5, 6, 3), (3, 2), 2, 1, 4, 7)
 
 
 @pytest.fixture(params=[1, 2, 3, 6])
-def sliced(request, monkeypatch, rng, dtype):
-    """There is room for the windows of so many of 7 samples; of one, though it has half of that."""
-    each = 216 * dtype.itemsize
-    room = request.param * each if request.param > 1 else each // 2
-    monkeypatch.setattr(convolution, "WORKSPACE_BYTES", room)
-    case = Case(rng, dtype, *SLICED)
-    assert case.window.places * case.window.pixels == 216
-    return case, request.param
+def sliced(request, monkeypatch, rng):
+    """Makes a case with room for the windows of so many of 7 samples; for one: of half of it."""
+
+    def make(dtype):
+        each = 216 * dtype.itemsize
+        room = request.param * each if request.param > 1 else each // 2
+        monkeypatch.setattr(convolution, "WORKSPACE_BYTES", room)
+        case = Case(rng, dtype, *SLICED)
+        assert case.window.places * case.window.pixels == 216
+        return case, request.param
+
+    return make
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_in_slices(kernels, device, sliced, kind):
-    case, _ = sliced
+    case, _ = sliced(dtype_of(kernels))
     work, result = case.bind(kind, device.array)
     assert len(work.slices) > 1
     device.run(work.on_device(kernels))
@@ -141,8 +158,8 @@ def test_samples_in_slices(kernels, device, sliced, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_in_slices_in_numpy(sliced, kind):
-    case, driver = sliced[0], CpuDriver()
+def test_samples_in_slices_in_numpy(sliced, dtype, kind):
+    case, driver = sliced(dtype)[0], CpuDriver()
     work, result = case.bind(kind, lambda host: DeviceArray.from_host(driver, host))
     compute = work.in_numpy()
     for _ in range(2):
@@ -150,17 +167,36 @@ def test_samples_in_slices_in_numpy(sliced, kind):
         case.check(kind, result)
 
 
-def test_slices_are_as_equal_as_they_can_be(sliced, device):
-    case, most = sliced
-    work, _ = case.bind("forward", device.array)
+def test_slices_are_as_equal_as_they_can_be(sliced, dtype):
+    (case, most), driver = sliced(dtype), CpuDriver()
+    work, _ = case.bind("forward", lambda host: DeviceArray.from_host(driver, host))
     sizes = [stop - start for start, stop in work.slices]
     assert sizes == {1: [1] * 7, 2: [2, 2, 2, 1], 3: [3, 3, 1], 6: [4, 3]}[most]
     assert work.slices[0][0] == 0 and work.slices[-1][1] == 7
     assert all(before[1] == after[0] for before, after in itertools.pairwise(work.slices))
 
 
-def test_infinity_stays_in_its_sample(kernels, device, rng, dtype):
-    case = Case(rng, dtype, (4, 5, 3), (3, 3), 1, 1, 5, 4)
+@pytest.mark.parametrize("case", ["same, even, stride", "8 channels, padding", "16 channels, no padding"])
+def test_what_lies_around_in_memory_is_neither_read_nor_written(kernels, device, rng, case):
+    case = Case(rng, dtype_of(kernels), *CASES[case])
+    for kind in KINDS:
+        wholes = []
+
+        def within(host, wholes=wholes):
+            """Rows between rows of NaN."""
+            around = np.full_like(host[:1], np.nan)
+            wholes.append(device.array(np.concatenate([around, host, around])))
+            return wholes[-1].rows(1, 1 + len(host))
+
+        work, result = case.bind(kind, within)
+        device.run(work.on_device(kernels))
+        case.check(kind, result)
+        assert all(np.isnan(whole.to_host()[[0, -1]]).all() for whole in wholes)
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_infinity_stays_in_its_sample(kernels, device, rng, channels):
+    case = Case(rng, dtype_of(kernels), (4, 5, channels), (3, 3), 1, 1, 8, 4)
     case.A[2], case.Z[2] = np.inf, np.inf
     for kind in ("forward", "to the input"):
         work, result = case.bind(kind, device.array)
@@ -169,9 +205,10 @@ def test_infinity_stays_in_its_sample(kernels, device, rng, dtype):
         assert finite[[0, 1, 3]].all() and not finite[2].any()
 
 
-def test_filters_of_a_layer_that_saw_nothing_have_no_gradient(kernels, device, rng, dtype):
-    """All gradients of the outputs are 0, and so is what is written: not what was there."""
-    case = Case(rng, dtype, *CASES["primes"])
+@pytest.mark.parametrize("case", ["primes", "8 channels, padding"])
+def test_gradients_of_nothing_are_nothing(kernels, device, rng, case):
+    """Those of the outputs are 0, and so is what is written: not what was there."""
+    case = Case(rng, dtype_of(kernels), *CASES[case])
     case.Z[:] = 0
     for kind in ("to the input", "to the filters"):
         work, result = case.bind(kind, device.array)

@@ -13,7 +13,7 @@ from nn.app.options import Options
 from nn.app.report import Report
 from nn.input import streamed
 from nn.launch.conv import convolution
-from nn.launch.conv.versions import CONV_VERSIONS
+from nn.launch.conv.versions import CONV_VERSIONS, runs_convolution
 from nn.parallel import buckets
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -78,6 +78,12 @@ def run(data: str, **changes: Any) -> Report:
     return report
 
 
+def require(conv: str, driver: Driver, dtype: str = "float32") -> None:
+    """Skip a test that its device cannot run."""
+    if not runs_convolution(conv, dtype, driver.architecture):
+        pytest.skip(f"{conv} does not run in {dtype} on {driver.architecture}")
+
+
 def on(driver: Driver) -> dict[str, Any]:
     """A shorter run with kernels: batches of 11, 11 and 3 samples."""
     return {"device": driver.name, "share_gpus": True, "samples": 25, "batch": 11, "epochs": 1}
@@ -93,7 +99,8 @@ def test_networks_of_all_kinds(data: str, net: str, dtype: str) -> None:
 @pytest.mark.parametrize("net", few(list(NETS)[2:], of=list(NETS)))
 def test_networks_of_all_kinds_in_kernels(driver: Driver, data: str, net: str, conv: str) -> None:
     for dtype in ("float32", "float64"):
-        run(data, net=NETS[net], dtype=dtype, conv=conv, **on(driver))
+        if runs_convolution(conv, dtype, driver.architecture):
+            run(data, net=NETS[net], dtype=dtype, conv=conv, **on(driver))
 
 
 @pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
@@ -113,11 +120,27 @@ def test_ranks_train_the_network_of_the_reference(data: str, job: Job) -> None:
         run(data, plan="model", grid="2x2")
 
 
+WIDE = "conv3x3x8p1,relu,conv3x2x16,tanh,pool2,conv3x3x8s2p1,relu,gap,dense8,tanh,dense3"
+"""Channels that the tensor cores' memory accelerator can gather, but those of the images."""
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel(few([1], of=[1, 2]))
+@pytest.mark.parametrize("math", few(["float32"], of=["float32", "tf32", "bf16"]))
+def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
+    """With convolutions whose components are kept from step to step, and one that does not fit."""
+    require("implicit", driver)
+    where = {**on(driver), "samples": 14, "batch": 8}
+    for plan in ("data", "model"):
+        run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
+
+
 @pytest.mark.kernels
 @pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
 def test_kernels_train_the_network_of_the_reference(driver: Driver, data: str, job: Job) -> None:
-    for conv in few(CONV_VERSIONS[-1:], of=CONV_VERSIONS):
-        run(data, conv=conv, **on(driver))
+    for conv in few(["im2col"], of=CONV_VERSIONS):
+        if runs_convolution(conv, "float32", driver.architecture):
+            run(data, conv=conv, **on(driver))
     exchanges = [name for name in choices() if name != "device" or verdict(job, driver).is_proven]
     for exchange in few(["host", "peer"], of=exchanges) if job.size > 1 else ():
         run(data, exchange=exchange, graph=exchange != "host", **ADAM, **on(driver))
@@ -142,6 +165,7 @@ def test_large_layers_and_batches_in_parts(
 @pytest.mark.parametrize("conv", CONV_VERSIONS)
 @pytest.mark.parametrize("dtype", few(["float32"], of=["float32", "float64"]))
 def test_each_operation_is_numpys(driver: Driver, data: str, conv: str, dtype: str) -> None:
+    require(conv, driver, dtype)
     run(data, conv=conv, dtype=dtype, check_each=2, **on(driver))
 
 
@@ -156,6 +180,7 @@ def test_each_operation_of_several_ranks_is_numpys(driver: Driver, data: str, pl
 @pytest.mark.parametrize("conv", CONV_VERSIONS)
 def test_same_bits_twice_whatever_the_order(driver: Driver, shared: Path, data: str, conv: str) -> None:
     """On the emulated device, whose checks find nothing."""
+    require(conv, driver)
     found = []
     for changes in ({}, {"sanitize": True}, {"order_seed": 1}, {"placement": "stream", "graph": False}):
         options = {**on(driver), "device": "emulated", "conv": conv, "check": False, **changes}
@@ -215,6 +240,7 @@ class TestResume:
     @pytest.mark.kernels
     @pytest.mark.parametrize("conv", CONV_VERSIONS)
     def test_on_a_device(self, runs: Runs, driver: Driver, conv: str) -> None:
+        require(conv, driver)
         where = {"device": driver.name, "share_gpus": True}
         self.check_bits(runs, 4, conv=conv, placement="stream", **where)
 
