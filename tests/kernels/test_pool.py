@@ -20,6 +20,7 @@ CASES = [
     ((7, 8, 3), 2, 5),
     ((17, 16, 1), 16, 1),  # places up to 255
     ((4, 3, 65), 3, 3),
+    ((5, 4, 12), 2, 1),  # vectors of four channels
 ]
 """Shape of an image, size, stride."""
 
@@ -44,7 +45,7 @@ def both(run, array, window, A, gradient, is_max):
     places = array(np.full(shape, 201, np.uint8)) if is_max else None
     images = array(np.full(flat(A).shape, np.nan, A.dtype))
     run(Pool(array(flat(A)), outputs, places, window))
-    run(PoolGradient(images, array(flat(gradient)), places, window))
+    run(PoolGradient(images, array(flat(gradient)), places, window, outputs))
     results = (outputs, *((places,) if is_max else ()), images)
     return tuple(result.to_host() for result in results)
 

@@ -120,19 +120,21 @@ def test_ranks_train_the_network_of_the_reference(data: str, job: Job) -> None:
         run(data, plan="model", grid="2x2")
 
 
-WIDE = "conv3x3x8p1,relu,conv3x2x16,tanh,pool2,conv3x3x8s2p1,relu,gap,dense8,tanh,dense3"
-"""Channels that the tensor cores' memory accelerator can gather, but those of the images."""
+WIDE = "conv3x3x16p1,relu,conv2x2x16,tanh,pool2,conv2x2x24s2p1,relu,conv1x1x4,tanh,gap,dense8,tanh,dense3"
+"""Few channels, and as many as the tensor cores' memory accelerator can gather."""
 
 
 @pytest.mark.kernels
 @pytest.mark.parallel(few([1], of=[1, 2]))
 @pytest.mark.parametrize("math", few(["float32"], of=["float32", "tf32", "bf16"]))
 def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
-    """With convolutions whose components are kept from step to step, and one that does not fit."""
+    """With convolutions whose components are kept from step to step, and what is fused with them."""
     require("implicit", driver)
     where = {**on(driver), "samples": 14, "batch": 8}
     for plan in ("data", "model"):
         run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
+    run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, check_each=1, **where)
+    run(data, net=WIDE, conv="implicit", gemm="mma", math="float32", check_each=1, **where)
 
 
 @pytest.mark.kernels
