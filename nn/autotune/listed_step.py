@@ -6,6 +6,7 @@ ranks and device, without any of these.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,7 @@ class ListedStep:
     def _source(self, driver: Driver) -> Gathered:
         """Make the source of a training set of one batch, uint8."""
         first, last = self.shard.own_samples(self.task.batch)
-        rows, inputs = last - first, self.task.network.sizes[0]
+        rows, inputs = last - first, math.prod(self.task.network.input_shape)
         labels, order = (DeviceArray.from_host(driver, np.zeros(rows, np.int32)) for _ in range(2))
         images = DeviceArray.empty(driver, (rows, inputs), np.uint8)
         cursor = BatchCursor.first(driver, rows, rows)

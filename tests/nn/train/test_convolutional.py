@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nn
+import pyrt
 from nn.app.options import Options
 from nn.app.report import Report
 from nn.input import streamed
@@ -213,6 +215,33 @@ def test_files_have_the_shapes_of_the_layers_and_are_read_again(
     assert {name: array.shape for name, array in weights(path).items()} == shapes
     again = run(data, plan=plan, dtype="float64", init=path, epochs=0, check=False)
     assert again.test == trained.test
+
+
+def test_a_version_of_convolutions_that_does_not_run_here_is_an_error(driver: Driver, data: str) -> None:
+    for conv in CONV_VERSIONS:
+        with pytest.raises(UserError, match=f"^--conv {conv}: needs kernels, and cpu, .*, runs none: use"):
+            run(data, conv=conv)
+        if not runs_convolution(conv, "float64", driver.architecture):
+            with pytest.raises(UserError, match=f"^--conv {conv}: .* not run it in float64: use --conv auto"):
+                run(data, **{**on(driver), "conv": conv, "dtype": "float64"})
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [((12, 11, 2), True), ((11, 12, 2), False), ((12, 11), False), ((12, 22), False), ((24, 11, 1), False)],
+)
+def test_a_trainer_takes_images_of_its_networks_shape(data: str, shape: tuple[int, ...], fits: bool) -> None:
+    network = nn.Network(shape, [nn.Conv2d(4, 3), nn.MaxPool2d(2), nn.Dense(3)])
+    flat = nn.Network((12 * 22,), [nn.Dense(3)])
+    with pyrt.start(device="cpu") as runtime:
+        nn.Trainer(flat, nn.Sgd(), nn.load(data), runtime, batch=20).close()
+        if fits:
+            with nn.Trainer(network, nn.Sgd(), nn.load(data), runtime, batch=20) as trainer:
+                (epoch,) = trainer.epochs(1)
+                assert epoch.loss > 0 and trainer.parameters()["W1"].shape == (4, 3, 3, 2)
+            return
+        with pytest.raises(UserError, match=r"^Network: takes samples of .*, and .* has images of 12x11x2$"):
+            nn.Trainer(network, nn.Sgd(), nn.load(data), runtime, batch=20)
 
 
 class TestResume:
