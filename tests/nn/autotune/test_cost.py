@@ -56,10 +56,9 @@ def test_a_step_takes_whole_images_where_a_pool_comes_first():
     network = make_network("pool2,conv3x3x4,dense3", (7, 6, 2), 3, "softmax")
     for device in (DeviceProperties(), HOPPER):
         step = on_null(Task(network, 8), Plan.data(2, 2), device)
-        (gather,) = (
-            item for item in step.items if isinstance(item, Operation) and item.name == "scale pixels"
-        )
-        assert gather.writes[0].shape == (4, 84)
+        gather = step.items[0]
+        assert isinstance(gather, Operation) and gather.name == "scale pixels"
+        assert gather.reads[0].shape == gather.writes[0].shape == (4, 84)
 
 
 def test_a_step_by_hand_of_two_shards():
