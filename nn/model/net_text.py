@@ -112,7 +112,7 @@ def layers_of_json(content: Any) -> list[Layer]:
         if not isinstance(kind, str) or kind not in _KINDS:
             raise UserError(f"--net: layer {place} has no 'kind' of {', '.join(_KINDS)}")
         settings = {name: value for name, value in one.items() if name != "kind"}
-        known = [field.name for field in dataclasses.fields(_KINDS[kind])]
+        known = [field.name for field in dataclasses.fields(_KINDS[kind])]  # type: ignore[arg-type]
         for name in settings:
             if name not in known:
                 raise UserError(
