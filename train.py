@@ -69,7 +69,7 @@ def train(
     from nn.app.memory_table import show_memory
     from nn.app.network_of_file import with_network_of_file
     from nn.app.report import gather_phases, report_of
-    from nn.train.prepare import prepare, with_common_gemm
+    from nn.train.prepare import prepare, with_common_versions
     from nn.train.trainer import Trainer
 
     job, phases = job or join(), phases or Phases(time.perf_counter())
@@ -83,7 +83,7 @@ def train(
         reading = load.begin(options, job)
         with start.open_runtime(options, job, phases, console) as runtime:
             data = load.finish(reading, runtime, console)
-            options = with_common_gemm(load.with_layers(options, data, job), runtime)
+            options = with_common_versions(load.with_layers(options, data, job), runtime)
             # The network, its optimiser and its batches; then exchange, plan, place of the data, memory.
             problem = load.make_problem(options, data, job)
             prepared = prepare(problem, runtime, resume_point)

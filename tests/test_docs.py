@@ -320,7 +320,7 @@ def phases_of_the_code() -> set[str]:
     patterns = (
         r'\bphase\(\s*f?"([^"]+)"',
         r'\bphases\.charge\(\s*"([^"]+)"',
-        r'\bOperation\(\s*"([^"]+)"',
+        r'\bOperation\(\s*f?"([^"]+)"',
         r'\boperations\.\w+\(\s*f?"([^"]+)"',
         r'^SNAPSHOT, WAIT = "([^"]+)", "([^"]+)"',
         r'_Moved\.of\(\s*f"([^"]+)"',

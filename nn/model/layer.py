@@ -89,7 +89,7 @@ def require_count(layer: str, what: str, value: object, least: int = 1) -> None:
 
 def require_activation(layer: str, activation: str | None) -> None:
     """Raise UserError for an activation that there is not."""
-    if activation is not None and activation not in reference.ACTIVATIONS:
+    if activation is not None and activation not in tuple(reference.ACTIVATIONS):
         raise UserError(
             f"{layer}: activation {activation!r} is none of {', '.join(reference.ACTIVATIONS)}, None"
         )

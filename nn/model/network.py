@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nn.model.dense import Dense
-from nn.model.layer import Layer, Shape
+from nn.model.layer import IDENTITY, Layer, Shape
 from pyrt.errors import UserError
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu")
@@ -195,7 +195,7 @@ class Network:
             sum(map(math.prod, layer.parameter_shapes(shape).values()))
             for layer, shape in zip(self.layers, self.layer_shapes, strict=False)
         ]
-        names = [f"{layer}{f' {layer.activation}' if layer.activation else ''}" for layer in self.layers]
+        names = [" ".join([str(layer), *_activation(layer)]) for layer in self.layers]
         return list(zip(names, map(described, self.layer_shapes[1:]), counts, strict=True))
 
     def __str__(self) -> str:
@@ -215,8 +215,12 @@ def text_of(layers: Sequence[Layer]) -> str:
     """Write layers as ``--net`` reads them."""
     words = []
     for layer in layers:
-        words += [str(layer), *([layer.activation] if layer.activation else [])]
+        words += [str(layer), *_activation(layer)]
     return ",".join(words)
+
+
+def _activation(layer: Layer) -> list[str]:
+    return [] if layer.function == IDENTITY else [layer.function]
 
 
 def described(shape: Shape) -> str:

@@ -118,8 +118,7 @@ def largest(window: Window, A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     best = np.full((len(A), window.out_height, window.out_width, window.channels), -np.inf, A.dtype)
     places = np.zeros(best.shape, np.uint8)
     for place, (_, _, outs, ins) in enumerate(window.taps()):
-        # the first pixel is taken whatever it is: all of them may be minus infinity
-        is_larger = ~(A[ins] <= best[outs]) & ~np.isnan(best[outs]) if place else np.True_
+        is_larger = ~(A[ins] <= best[outs]) & ~np.isnan(best[outs])
         best[outs] = np.where(is_larger, A[ins], best[outs])
         places[outs] = np.where(is_larger, np.uint8(place), places[outs])
     return best, places

@@ -8,6 +8,7 @@ from typing import TypeVar
 from nn.autotune.choice import AUTO, choose_plan, fastest_plan
 from nn.autotune.listed_step import Task
 from nn.checkpoints.resume_point import ResumePoint
+from nn.launch.conv.versions import common_convolution, runs_convolution
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launch.kernels import Kernels
@@ -100,16 +101,21 @@ def replays_graphs(settings: Settings, driver: Driver) -> bool:
     return settings.graph and not waits and driver.has_kernels
 
 
-def with_common_gemm(settings: S, runtime: Runtime) -> S:
-    """Set the product that all ranks' devices run, if ``gemm`` is auto and they differ: all compute alike.
+def with_common_versions(settings: S, runtime: Runtime) -> S:
+    """Set the product and the convolution that all ranks' devices run, if they differ: all compute alike.
+
+    What is not auto stays.
 
     Collective. Raises UserError on all ranks if a device does not run what is asked for.
     """
     architectures = set(runtime.job.comm.allgather(runtime.driver.architecture))
     if settings.gemm == "auto" and len(architectures) > 1:
         settings = replace(settings, gemm=common_gemm(settings.dtype, architectures))
+    if settings.conv == "auto" and len(architectures) > 1:
+        settings = replace(settings, conv=common_convolution(settings.dtype, architectures))
     with runtime.job.agree():
         _require_gemm(settings, runtime.driver)
+        _require_convolution(settings, runtime.driver)
     return settings
 
 
@@ -132,6 +138,19 @@ def _require_gemm(settings: Settings, driver: Driver) -> None:
         raise UserError(
             f"--math {math}: goes with tensor cores, and {what}, takes none for --gemm {gemm}: leave it out"
         )
+
+
+def _require_convolution(settings: Settings, driver: Driver) -> None:
+    what, conv = f"{driver.name}, {driver.device_name}", settings.conv
+    if conv == "auto":
+        return
+    if not driver.has_kernels:
+        raise UserError(
+            f"--conv {conv}: needs kernels, and {what}, runs none: use --device cuda or emulated, "
+            "or leave it out"
+        )
+    if not runs_convolution(conv, settings.dtype, driver.architecture):
+        raise UserError(f"--conv {conv}: {what}, does not run it in {settings.dtype}: use --conv auto")
 
 
 def gemm_version(settings: Settings, driver: Driver) -> str:

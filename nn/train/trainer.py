@@ -19,7 +19,7 @@ from nn.files import onnx, parameters
 from nn.input.dataset import Dataset, Samples
 from nn.input.validation_split import with_held_out_last
 from nn.model.initial import initial_values
-from nn.model.network import Network
+from nn.model.network import Network, described
 from nn.optimisers.base import Optimiser
 from nn.parallel import plan_files
 from nn.parallel.gather import gather_parameters
@@ -28,9 +28,10 @@ from nn.problem.progress import Epoch, Progress
 from nn.problem.settings import Settings
 from nn.train.environment import describe
 from nn.train.evaluation import Evaluator, Scores
-from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_gemm
+from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_versions
 from nn.train.setup import set_up
 from nn.train.training import Diverged, Training, Watcher
+from pyrt.errors import UserError
 from pyrt.runtime import Runtime
 
 _ENDLESS = 1_000_000
@@ -57,7 +58,9 @@ class Trainer:
         The parameters are drawn from the setting ``seed``. Raises UserError on all ranks for settings that
         cannot work.
         """
-        wanted = with_common_gemm(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
+        with runtime.job.agree():
+            _require_fitting(network, data)
+        wanted = with_common_versions(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
         data = with_held_out_last(data, wanted.val_fraction, wanted.val_split, wanted.seed)
         problem = Problem.of(wanted, data, network, optimiser, _described(wanted, network, optimiser))
         with ExitStack() as failing:
@@ -235,6 +238,16 @@ class Trainer:
             raise Diverged(
                 "the last step left parameters that are not finite: no result was written; try a smaller --lr"
             )
+
+
+def _require_fitting(network: Network, data: Dataset) -> None:
+    """Raise UserError unless the images are what the network takes; flat ones may be of any shape."""
+    takes, given = network.layer_shapes[0], data.image_shape
+    is_flat = network.is_dense or len(given) == 1
+    if math.prod(takes) != math.prod(given) or not (is_flat or takes == (*given, 1)[:3]):
+        raise UserError(
+            f"Network: takes samples of {described(takes)}, and {data.name} has images of {described(given)}"
+        )
 
 
 def _samples(data: Dataset | Samples) -> Samples:

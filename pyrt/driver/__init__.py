@@ -177,7 +177,7 @@ class Driver(Protocol):
         box: tuple[int, int],
         step: int,
     ) -> bytes:
-        """Describe windows on bf16 images (channels, x, y, n) to kernels: 128 bytes, for kernels/gemm/tma.cuh.
+        """Describe windows on bf16 images (channels, x, y, n) to kernels: 128 bytes, for gemm/tma.cuh.
 
         ``sizes`` are in elements, the contiguous channels first; ``strides``, of the others, in bytes; they
         and the pointer are multiples of 16. Windows begin at every ``step``-th (at most 8) pixel, x first,

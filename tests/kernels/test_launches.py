@@ -17,6 +17,8 @@ from nn.launch.classifier import (
     fused_classifier_shape,
 )
 from nn.launch.column_sums import ColumnSums, column_sums_shape
+from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
+from nn.launch.conv.versions import CONV_VERSIONS, runs_convolution
 from nn.launch.elementwise import activation_backward, bias_activation
 from nn.launch.gemm import gemm
 from nn.launch.gemm.components import Components
@@ -26,9 +28,12 @@ from nn.launch.gemm.versions import PLAIN_GEMM_VERSIONS
 from nn.launch.head import Head, head_shape
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.launch.pool import Pool
 from nn.launch.shapes import line_shape, plane_shape
 from nn.launch.update import EndStep, LossRing, Segment, Update, UpdateArrays
+from nn.model.net_text import make_network
 from nn.model.network import Network
+from nn.model.window import Window
 from nn.optimisers import Adam, Sgd
 from nn.parallel.shard import Shard
 from nn.program.operations import Operation, skip_batch
@@ -147,6 +152,25 @@ def test_what_a_step_loads_is_declared(dtype, activation, pixel, gemm, optimiser
         assert_declared(kernels, least=6)
 
 
+@pytest.mark.parametrize("gemm, dtype", [("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)])
+@pytest.mark.parametrize("conv", CONV_VERSIONS)
+@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
+def test_what_a_step_of_convolutions_loads_is_declared(activation, conv, gemm, dtype):
+    """Of few channels and of many, with pools of both kinds."""
+    if not runs_convolution(conv, dtype, "sm_90a"):
+        return
+    kernels = on_null(dtype, gemm, conv=conv)
+    driver, words = kernels.driver, "conv3x3x16p1,{0},pool2,conv3x3x32s2,{0},avgpool2,conv2x2x5,{0},dense3"
+    network = make_network(words.format(activation), (28, 28, 3), 3, "softmax")
+    model = RankModel(driver, Shard.alone(network), Numbers(np.dtype(dtype).name, kernels), 10)
+    training = TrainingArrays(model, Sgd(), ("local", "local"))
+    ready = Ready(array_of(driver, (10, 28 * 28 * 3), np.uint8), array_of(driver, 10, "i4"))
+    items = [*model.forward(ready, 10), *training.step(ready, 10)]
+    for operation in (item for item in items if isinstance(item, Operation)):
+        operation.on_device(kernels)
+    assert_declared(kernels, least=6)
+
+
 @pytest.mark.parametrize("optimiser", [Sgd(), Adam(), None])
 @pytest.mark.parametrize("group", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -187,10 +211,10 @@ def test_what_moves_matrices_is_declared(dtype, group):
         kernels.library.source(file, constants)
 
 
-def on_null(dtype, gemm, architecture="sm_90a"):
+def on_null(dtype, gemm, architecture="sm_90a", conv="auto"):
     """Kernels on a device that is not there."""
     driver = NullDriver(DeviceProperties("null", architecture, 132, 227 << 10))
-    return Kernels(KernelLibrary(driver), dtype, gemm)
+    return Kernels(KernelLibrary(driver), dtype, gemm, conv=conv)
 
 
 def array_of(driver, shape, dtype):
@@ -214,9 +238,11 @@ def declares(file, constants):
     return {name: str(value) for name, value in constants.items()} in declared
 
 
-def test_unknown_gemm():
+def test_unknown_versions():
     with pytest.raises(ValueError, match="wgmma, not 'fast'"):
         on_null(np.float32, "fast")
+    with pytest.raises(ValueError, match=r"^conv is auto, direct, .*, not 'fast'"):
+        on_null(np.float32, "tiled", conv="fast")
 
 
 def product(*shapes, epilogue=PLAIN, **transposed):
@@ -267,6 +293,18 @@ def gather(images, labels, state, rows, columns, batch_labels):
     return work.on_device
 
 
+WINDOW = Window.over("conv", (5, 6, 2), (3, 2), 1, 0)
+"""3 x 5 places, of 12 pixels."""
+
+
+def convolution(kind, images=(4, 60), outputs=(4, 45), filters=(3, 12)):
+    return kind(array(*images), array(*outputs), array(*filters), WINDOW).on_device
+
+
+def pooling(images=(4, 60), outputs=(4, 30)):
+    return Pool(array(*images), array(*outputs), None, WINDOW).on_device
+
+
 def keep_loss(loss, place):
     ring = LossRing(array(loss), array(9), array(place))
     return EndStep(UpdateArrays(Sgd(), array(1), array(1), {"v": array(1)}, None), ring).on_device
@@ -312,6 +350,14 @@ def keep_loss(loss, place):
         gather((4, 3), 5, 2, 3, 3, 3),
         keep_loss(2, 1),
         keep_loss(1, 2),
+        *(
+            convolution(kind, **{name: shape})
+            for kind in (Convolution, InputGradient, FilterGradient)
+            for name, shape in (("images", (4, 61)), ("outputs", (3, 45)), ("filters", (3, 11)))
+        ),
+        convolution(Convolution, outputs=(60, 3)),
+        pooling(images=(4, 61)),
+        pooling(outputs=(3, 30)),
     ],
 )
 def test_shapes_that_do_not_fit(call):

@@ -97,6 +97,12 @@ class RandomRun:
         if options.optimiser == "adam":  # whose steps are as long as its rate, however small gradients are
             small = 1e-8 if options.dtype == "float64" else 1e-3  # not the rounding of one that is 0
             options = dataclasses.replace(options, lr=0.05 * options.lr, eps=small, beta2=0.9)
+        if rng.random() < 0.4:
+            net, convolutions = drawn_net(rng, hidden, options.activation)
+            plan["layers"] = [SAMPLES] * convolutions + splits
+            plain = {"hidden": Options.hidden, "activation": Options.activation}
+            # Deep nets of large weights magnify roundings of float32.
+            options = dataclasses.replace(options, net=net, dtype="float64", **plain)
         return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:
@@ -142,12 +148,8 @@ class RandomRun:
 
     def _initial(self, rng: np.random.Generator) -> Arrays:
         """Parameters of which no two are equal, biases among them: those of two ranks cannot be confused."""
-        sizes = (int(np.prod(PIXELS)), *self.options.hidden, CLASSES)
-        values: Arrays = {}
-        for layer in range(1, len(sizes)):
-            values[f"W{layer}"] = rng.standard_normal((sizes[layer], sizes[layer - 1]))
-            values[f"b{layer}"] = rng.standard_normal(sizes[layer])
-        return values
+        network = self.options.make_network(PIXELS, CLASSES)
+        return {name: rng.standard_normal(shape) for name, shape in network.shapes.items()}
 
     def _run(
         self, options: Options, job: Job, checkpoints: Path, stop: int | None = None, resume: bool = False
@@ -180,6 +182,29 @@ class RandomRun:
         np.testing.assert_allclose(
             [epoch.loss for epoch in report.epochs], losses, rtol=tolerance, err_msg="losses of epochs"
         )
+
+
+def drawn_net(rng: np.random.Generator, hidden: tuple[int, ...], activation: str) -> tuple[str, int]:
+    """Draw convolutions and pools before dense layers: the text, and how many convolutions.
+
+    Each has filters for all ranks, whatever is left of an image.
+    """
+    words: list[str] = []
+    convolutions, (height, width) = int(rng.integers(1, 3)), PIXELS
+    for place in range(convolutions + 1):
+        if place > 0:
+            rows, columns, filters = rng.integers((1, 1, 4), (4, 4, 18))
+            stride = int(rng.integers(1, 3))
+            words.append(f"conv{rows}x{columns}x{filters}s{stride}same")
+            words += [str(rng.choice(ACTIVATIONS))] if rng.random() < 0.8 else []
+            height, width = -(-height // stride), -(-width // stride)
+        pools = ["pool1", "gap", *(["pool2s1", "avgpool2s1"] if min(height, width) > 1 else [])]
+        if rng.random() < (0.7 if place > 0 else 0.2):
+            words.append(str(rng.choice(pools)))
+            height, width = {"gap": (1, 1), "pool1": (height, width)}.get(words[-1], (height - 1, width - 1))
+    for units in hidden:
+        words += [f"dense{units}", activation]
+    return ",".join([*words, f"dense{CLASSES}"]), convolutions
 
 
 def trained(options: Options) -> tuple[Arrays, dict[str, Arrays], list[float]]:

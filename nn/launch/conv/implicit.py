@@ -323,7 +323,7 @@ def bind_implicit(kernels: Kernels, work: ConvolutionWork) -> Launch:
     preparations: list[Work] = []
 
     def ready(array: DeviceArray, packed: bool) -> Components:
-        made = Components.empty(kernels.driver, kernels.components, *array.shape, packed)
+        made = Components.empty(kernels.driver, kernels.components, *array.shape, packed=packed)
         preparations.append(Split(((array, made),)))
         return made
 

@@ -72,6 +72,7 @@ class OutputGradient(Work):
         name = "through_activation" if self.pooling is None else "through_pooling"
         kernel = kernels.kernel("conv/output_gradient", name, ACTIVATION=self.activation.activation)
         outputs = (dZ, None, 0, 0) if parts is None else (None, parts.array, parts.count, parts.distance)
+        inputs: tuple[int | DeviceArray | None, ...]
         if self.pooling is None:
             inputs = (rows, channels, self.activation.A, self.activation.dA)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -16,6 +18,12 @@ def fastest_convolution(dtype: DTypeLike, architecture: str) -> str:
     if architecture == "emulated":
         return "direct"  # what does least
     return "implicit" if runs_convolution("implicit", dtype, architecture) else "im2col"
+
+
+def common_convolution(dtype: DTypeLike, architectures: Iterable[str]) -> str:
+    """Return the version for devices of all these architectures: of the fastest on each, the first in
+    `CONV_VERSIONS`, which the others run too."""
+    return min((fastest_convolution(dtype, each) for each in architectures), key=CONV_VERSIONS.index)
 
 
 def runs_convolution(version: str, dtype: DTypeLike, architecture: str) -> bool:

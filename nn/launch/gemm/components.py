@@ -52,7 +52,9 @@ class Components:
     distance: int
 
     @classmethod
-    def empty(cls, driver: Driver, count: int, rows: int, columns: int, packed: bool = False) -> Components:
+    def empty(
+        cls, driver: Driver, count: int, rows: int, columns: int, *, packed: bool = False
+    ) -> Components:
         """Room for the components of a matrix of this shape; zeros.
 
         Rows are padded to whole lines, but where they are ``packed``: these are images.
@@ -196,7 +198,7 @@ def split(x: np.ndarray, count: int) -> np.ndarray:
 class TakeComponents(Protocol):
     """Makes room for components."""
 
-    def __call__(self, count: int, rows: int, columns: int, packed: bool = False) -> Components: ...
+    def __call__(self, count: int, rows: int, columns: int, *, packed: bool = False) -> Components: ...
 
 
 class ComponentPool:
@@ -210,11 +212,11 @@ class ComponentPool:
         """Return a function that makes room for components as `Components.empty`, new at each call."""
         taken: Counter[tuple[int, int, int, bool]] = Counter()
 
-        def take(count: int, rows: int, columns: int, packed: bool = False) -> Components:
+        def take(count: int, rows: int, columns: int, *, packed: bool = False) -> Components:
             shape = count, rows, columns, packed
             made = self._made.setdefault(shape, [])
             if taken[shape] == len(made):
-                made.append(Components.empty(self._driver, *shape))
+                made.append(Components.empty(self._driver, count, rows, columns, packed=packed))
             taken[shape] += 1
             return made[taken[shape] - 1]
 

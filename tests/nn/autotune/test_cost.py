@@ -16,6 +16,7 @@ from nn.app.options import Options
 from nn.autotune.cost import Costing, fork_and_join, moved
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.rates import Link
+from nn.model.net_text import make_network
 from nn.model.network import Network
 from nn.optimisers import Adam, Sgd
 from nn.parallel.buckets import gradient_layout, panels
@@ -48,6 +49,16 @@ def test_the_formulas_of_moves_are_the_sums_of_their_messages(source, target, su
     move = Redistribution(shape, source, target, sums)
     for rank in range(ranks):
         assert moved(move, ranks, rank) == Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
+
+
+def test_a_step_takes_whole_images_where_a_pool_comes_first():
+    """Of 7 x 6 x 2 pixels, though the first layer takes 3 x 3 x 2."""
+    network = make_network("pool2,conv3x3x4,dense3", (7, 6, 2), 3, "softmax")
+    for device in (DeviceProperties(), HOPPER):
+        step = on_null(Task(network, 8), Plan.data(2, 2), device)
+        gather = step.items[0]
+        assert isinstance(gather, Operation) and gather.name == "scale pixels"
+        assert gather.reads[0].shape == gather.writes[0].shape == (4, 84)
 
 
 def test_a_step_by_hand_of_two_shards():

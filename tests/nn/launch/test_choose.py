@@ -1,16 +1,20 @@
-"""Kernels.choose: which kernel does a product, and whether one does the end of a network."""
+"""Kernels.choose: which kernel does a product or a convolution, and whether one does the end of a network."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from nn.launch.classifier import FusedClassifier, fused_classifier_fits
+from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
+from nn.launch.conv.versions import CONV_VERSIONS, common_convolution
 from nn.launch.gemm import gemm
 from nn.launch.gemm.mma import bind_mma
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import GEMM_VERSIONS, PLAIN_GEMM_VERSIONS
 from nn.launch.kernels import APART, FUSED, Kernels
+from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
@@ -131,6 +135,69 @@ def test_the_version_that_is_chosen_is_the_one_that_is_bound():
             assert loaded == {files[chosen]}
             seen.add(chosen)
     assert seen == set(GEMM_VERSIONS)
+
+
+def convolution(kernels, kind=Convolution, image=(9, 8, 64), size=(3, 3), stride=1, filters=64, samples=5):
+    window = Window.over("conv", image, size, stride, 1)
+    outputs = array(kernels, samples, window.places * filters)
+    images = array(kernels, samples, window.height * window.width * window.channels)
+    return kind(images, outputs, array(kernels, filters, window.pixels), window)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        (H100, "f4", "implicit"),
+        (H100, "f8", "im2col"),
+        (A100, "f4", "im2col"),
+        (T4, "f8", "im2col"),
+        (EMULATED, "f4", "direct"),
+    ],
+)
+def test_of_a_large_convolution_the_fastest_version_of_the_device(device, dtype, expected):
+    kernels = kernels_of(device, dtype=dtype)
+    for kind in (Convolution, InputGradient, FilterGradient):
+        assert kernels.choose(convolution(kernels, kind)) == expected
+
+
+@pytest.mark.parametrize("version", CONV_VERSIONS)
+@pytest.mark.parametrize("device", [H100, EMULATED], ids=lambda device: device.name)
+def test_a_version_of_convolutions_that_was_asked_for_is_bound(device, version):
+    """From its own file, for all three."""
+    for kind in (Convolution, InputGradient, FilterGradient):
+        kernels = Kernels(KernelLibrary(NullDriver(device)), np.float32, conv=version)
+        work = convolution(kernels, kind)
+        assert kernels.choose(work) == version
+        work.on_device(kernels)
+        files = {
+            file for source in kernels.driver.sources for file in re.findall(r'/conv/(\w+)\.cu"', source)
+        }
+        assert files - {"flip"} == {version}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "forward", "to_input", "to_filters"),
+    [
+        ({}, "implicit", "implicit", "implicit"),
+        ({"stride": 2}, "implicit", "im2col", "implicit"),  # gradients lie apart
+        ({"image": (9, 8, 12)}, "im2col", "implicit", "im2col"),  # pixels that begin anywhere
+        ({"filters": 12}, "implicit", "im2col", "im2col"),
+        ({"image": (9, 8, 3)}, "narrow", "narrow", "narrow"),
+    ],
+)
+def test_convolutions_that_tensor_cores_cannot_gather(sizes, forward, to_input, to_filters):
+    kernels = kernels_of(H100)
+    kinds = {Convolution: forward, InputGradient: to_input, FilterGradient: to_filters}
+    for kind, expected in kinds.items():
+        work = convolution(kernels, kind, **sizes)
+        assert kernels.choose(work) == expected, kind
+        work.on_device(kernels)
+
+
+def test_devices_of_different_kinds_share_a_version():
+    assert common_convolution("f4", ["sm_90a", "sm_80"]) == "im2col"
+    assert common_convolution("f4", ["sm_90a"]) == "implicit"
+    assert common_convolution("f8", ["sm_90a", "sm_75"]) == "im2col"
 
 
 def test_sizes_that_do_not_fit_are_no_choice():

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from nn.model.conv2d import Conv2d
+from nn.model.dense import Dense
 from nn.model.initial import initial_values
 from nn.model.network import Network
+from nn.model.pool import MaxPool2d
 from tests.nn.files.made import NETWORK
 
 
@@ -30,3 +33,13 @@ def test_initial_values_follow_from_the_seed_in_every_dtype():
         np.testing.assert_array_equal(first[name], again[name])
         np.testing.assert_array_equal(first[name].astype(np.float32), single[name])
         assert (first[name] != other[name]).any()
+
+
+def test_filters_are_drawn_layer_by_layer_and_pools_draw_nothing():
+    layers = [MaxPool2d(2), Conv2d(4, 3, activation="relu"), MaxPool2d(2), Dense(3)]
+    network = Network((8, 10, 2), layers)
+    values, generator = initial_values(network, "float32", 5), np.random.default_rng((5, 0))
+    assert {name: array.shape for name, array in values.items()} == network.shapes
+    for number, layer, inputs in ((1, layers[1], (4, 5, 2)), (2, layers[3], (1, 1, 4))):
+        for name, array in layer.initial(generator, inputs).items():
+            np.testing.assert_array_equal(values[f"{name}{number}"], array.astype(np.float32))

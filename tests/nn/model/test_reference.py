@@ -1,10 +1,14 @@
 """nn/model/reference.py: gradients against finite differences, heads at any logits, descent step by step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nn.model import reference
+from nn.model.net_text import make_network
 from nn.model.network import Network
+from nn.model.pool import MaxPool2d
 from nn.optimisers import Adam, Sgd
 
 STEP = 1e-5
@@ -69,6 +73,55 @@ def test_gradients_are_those_of_finite_differences(activation, head, hidden_laye
     _, gradients = reference.cost_and_gradients(parameters, X, labels, network, reg=0.1)
     assert gradients.keys() == parameters.keys()
     for name, gradient in gradients.items():
+        expected = central_difference(cost, parameters[name])
+        assert np.linalg.norm(gradient - expected) <= 1e-6 * np.linalg.norm(expected), name
+
+
+def distance_to_kinks(parameters, X, network):
+    """How far inputs of relu are from 0, and the largest pixels of windows from the second largest."""
+    A, _ = reference.forward(parameters, X, network)
+    distances, number = [np.inf], 0
+    for layer, a in zip(network.layers, A, strict=True):
+        number += layer.has_parameters
+        if layer.activation == "relu":
+            mine = {name: parameters[f"{name}{number}"] for name in "Wb"}
+            distances.append(np.abs(replace(layer, activation=None).forward(mine, a)).min())
+        if isinstance(layer, MaxPool2d) and layer.size > 1:
+            w = layer.window(a.shape[1:])
+            windows = np.empty((len(a), w.out_height, w.out_width, w.rows, w.columns, w.channels))
+            w.gather(a, windows)
+            ordered = np.sort(windows.reshape(*windows.shape[:3], -1, w.channels), axis=3)
+            apart = ordered[..., -1, :] - ordered[..., -2, :]
+            distances.append(apart[ordered[..., -1, :] != 0].min(initial=np.inf))  # 0: of relu, and stays so
+    return min(distances)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("net", "loss"),
+    [
+        ("conv3x3x3p1,tanh,pool2,conv2x2x2,sigmoid,dense5,relu,dense3", "softmax"),
+        ("conv3x2x2s2p2,relu,pool3s2,dense3", "sigmoid"),
+        ("pool2s1,conv3x3x2same,relu,avgpool2,conv1x1x3,tanh,gap,dense3", "softmax"),
+        ("avgpool2,dense4,tanh,dense3", "softmax"),
+    ],
+)
+def test_gradients_of_convolutional_networks_are_those_of_finite_differences(net, loss, seed):
+    """Drawn again until no difference reaches over a kink."""
+    network, rng = make_network(net, (5, 6, 2), 3, loss), np.random.default_rng(seed)
+    while True:
+        parameters = {name: rng.normal(0, 0.7, shape) for name, shape in network.shapes.items()}
+        X, labels = rng.normal(0, 1, (3, 60)), rng.integers(0, 3, 3)
+        if distance_to_kinks(parameters, X, network) > 20 * STEP:
+            break
+
+    def cost():
+        return reference.cost_and_gradients(parameters, X, labels, network, reg=0.1)[0]
+
+    _, gradients = reference.cost_and_gradients(parameters, X, labels, network, reg=0.1)
+    assert list(gradients) == list(network.shapes)
+    for name, gradient in gradients.items():
+        assert gradient.shape == network.shapes[name]
         expected = central_difference(cost, parameters[name])
         assert np.linalg.norm(gradient - expected) <= 1e-6 * np.linalg.norm(expected), name
 

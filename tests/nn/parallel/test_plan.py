@@ -13,6 +13,7 @@ import pytest
 from nn.app.options import Options
 from nn.autotune.choice import choose_plan
 from nn.model.initial import initial_values
+from nn.model.net_text import make_network
 from nn.model.network import Network
 from nn.parallel import plan_files
 from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan
@@ -38,6 +39,31 @@ def parts(plan: Plan, network: Network = NETWORK) -> list[Shard]:
 )
 def test_model_splits_rows_and_columns_in_turn(layers: int, splits: tuple[str, ...]) -> None:
     assert Plan.model(2, 3, layers) == Plan(2, 3, splits)
+
+
+@pytest.mark.parametrize(
+    ("layers", "by_samples", "splits"),
+    [
+        (3, 1, (SAMPLES, ROWS, COLUMNS)),
+        (3, 2, (SAMPLES, SAMPLES, COLUMNS)),
+        (5, 2, (SAMPLES, SAMPLES, ROWS, COLUMNS, COLUMNS)),
+    ],
+)
+def test_model_splits_convolutions_by_samples(layers: int, by_samples: int, splits: tuple[str, ...]) -> None:
+    assert Plan.model(2, 3, layers, by_samples) == Plan(2, 3, splits)
+    assert Plan.model(4, 1, layers, by_samples).is_data
+
+
+def test_model_splits_dense_layers_behind_convolutions() -> None:
+    network = make_network("conv3x3x4,relu,pool2,conv2x2x5,dense8,relu,dense3", (9, 9, 2), 3, "softmax")
+    found = choose_plan(Options(plan="model"), network, 3)
+    assert found.splits == (SAMPLES, SAMPLES, ROWS, COLUMNS)
+    whole = initial_values(network, "float64", 0)
+    cut = [Shard(found, network, rank).cut(whole) for rank in range(3)]
+    assert [part["W1"].shape for part in cut] == [(4, 18)] * 3
+    again = whole_parameters(found, network, cut)
+    assert all((again[name] == whole[name]).all() for name in network.shapes)
+    assert again["W1"].shape == (4, 3, 3, 2)
 
 
 def test_a_group_of_one_splits_nothing() -> None:
