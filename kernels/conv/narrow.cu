@@ -1,6 +1,6 @@
 // Convolution of images of few channels, as those of a first layer: too few to fill a tile of tensor cores, and as
 // many bytes as sums. Everything that a block needs again is in shared memory or registers.
-// constants: REAL=float FILTERS=8|16 ACTIVATION=identity|sigmoid|tanh|relu
+// constants: REAL=float FILTERS=8|16 WINDOWS=1|4 ACTIVATION=identity|sigmoid|tanh|relu
 //
 // With images X (samples, height, width, channels), filters V and their results Y (windows, filters), K numbers in
 // a window, as direct.cu has them:
@@ -12,7 +12,6 @@
 #include "nn/activations.cuh"
 
 const int THREADS = 128;
-const int WINDOWS = 4;   // of a thread
 
 // Where number k of a window is in the image, from the window's first pixel on, and its place in the window.
 struct Number {
@@ -27,10 +26,23 @@ struct Number {
     }
 };
 
-// FILTERS, a constant, is how many a thread makes, and a block.
+// sums += a pixel times the weights of all filters of one number of the window.
+__device__ inline void add_products(real (&sums)[FILTERS], real pixel, const float4 *weights)
+{
+#pragma unroll
+    for (int f = 0; f < FILTERS; f += 4) {
+        const float4 v = weights[f / 4];
+        sums[f] += pixel * v.x;
+        sums[f + 1] += pixel * v.y;
+        sums[f + 2] += pixel * v.z;
+        sums[f + 3] += pixel * v.w;
+    }
+}
+
+// The constants FILTERS and WINDOWS are how many filters and windows a thread has; a block has the same filters.
 //
 // Block of THREADS; the grid's x counts blocks across the windows, THREADS * WINDOWS each, y groups of FILTERS.
-// Dynamic shared memory: K * FILTERS numbers, the block's filters, a row for each k. A thread makes FILTERS results
+// Dynamic shared memory: K * FILTERS numbers, the block's filters, a row for each k; static, a result a thread and filter. A thread makes FILTERS results
 // of WINDOWS windows: what it reads serves that many products. Neighbouring threads have neighbouring windows.
 extern "C" __global__ void __launch_bounds__(THREADS)
 narrow_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
@@ -39,6 +51,7 @@ narrow_forward(int samples, int height, int width, int channels, int rows, int c
 {
     wait_for_previous_kernel();
     extern __shared__ __align__(16) real weights[];
+    __shared__ real results[THREADS][FILTERS + 1];
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const int K = rows * columns * channels, places = rows * columns, first_filter = blockIdx.y * FILTERS;
     for (int i = threadIdx.x; i < K * FILTERS; i += THREADS) {
@@ -72,98 +85,111 @@ narrow_forward(int samples, int height, int width, int channels, int rows, int c
 #pragma unroll
             for (int i = 0; i < WINDOWS; i++)
                 inside[i] = w.inside(y[i] + r, x[i] + c);
-#pragma unroll 4
-            for (int k = 0; k < channels; k++, next += FILTERS / 4) {
-                real pixel[WINDOWS];
+            if (channels % 4 == 0) {  // then pixels begin at multiples of 16 bytes
+                for (int k = 0; k < channels; k += 4, next += FILTERS) {
+                    float4 pixel[WINDOWS];
 #pragma unroll
-                for (int i = 0; i < WINDOWS; i++)
-                    pixel[i] = inside[i] ? corner[i][step + k] : 0;
-#pragma unroll
-                for (int f = 0; f < FILTERS; f += 4) {
-                    const float4 v = next[f / 4];
+                    for (int i = 0; i < WINDOWS; i++)
+                        pixel[i] = inside[i] ? *(const float4 *)(corner[i] + step + k) : float4{0, 0, 0, 0};
 #pragma unroll
                     for (int i = 0; i < WINDOWS; i++) {
-                        sums[i][f] += pixel[i] * v.x;
-                        sums[i][f + 1] += pixel[i] * v.y;
-                        sums[i][f + 2] += pixel[i] * v.z;
-                        sums[i][f + 3] += pixel[i] * v.w;
+                        add_products(sums[i], pixel[i].x, next);
+                        add_products(sums[i], pixel[i].y, next + FILTERS / 4);
+                        add_products(sums[i], pixel[i].z, next + FILTERS / 2);
+                        add_products(sums[i], pixel[i].w, next + FILTERS * 3 / 4);
                     }
+                }
+            } else {
+#pragma unroll 3
+                for (int k = 0; k < channels; k++, next += FILTERS / 4) {
+#pragma unroll
+                    for (int i = 0; i < WINDOWS; i++)
+                        add_products(sums[i], inside[i] ? corner[i][step + k] : 0, next);
                 }
             }
         }
+    // Results go through shared memory, so that neighbours write neighbours.
+    const int here = min(FILTERS, filters - first_filter);
 #pragma unroll
     for (int i = 0; i < WINDOWS; i++) {
-        const int window = (blockIdx.x * WINDOWS + i) * THREADS + threadIdx.x;
-        if (window >= count)
-            continue;
-        real *place = Y + (offset)window * filters + first_filter;
-        real results[FILTERS];
+        __syncthreads();
 #pragma unroll
         for (int f = 0; f < FILTERS; f++) {
             const bool there = first_filter + f < filters;
-            results[f] = ACTIVATE(sums[i][f] + (bias && there ? bias[first_filter + f] : 0));
+            results[threadIdx.x][f] = ACTIVATE(sums[i][f] + (bias && there ? bias[first_filter + f] : 0));
         }
-        if (filters % 4 == 0) {
-#pragma unroll
-            for (int f = 0; f < FILTERS; f += 4)
-                if (first_filter + f < filters)
-                    *(float4 *)(place + f) = {results[f], results[f + 1], results[f + 2], results[f + 3]};
-        } else {
-#pragma unroll
-            for (int f = 0; f < FILTERS; f++)
-                if (first_filter + f < filters)
-                    place[f] = results[f];
+        __syncthreads();
+        const int first = (blockIdx.x * WINDOWS + i) * THREADS, end = min(THREADS, count - first) * here;
+        for (int j = threadIdx.x; j < end; j += THREADS) {
+            const int row = here == FILTERS ? j / FILTERS : j / here, f = j - row * here;
+            Y[(offset)(first + row) * filters + first_filter + f] = results[row][f];
         }
     }
 }
 
-const int TILE = 32;    // windows whose numbers are in shared memory at once
-const int SQUARE = 4;   // a thread makes the sums of SQUARE filters and SQUARE numbers of a window
+const int SQUARE = 4;  // a thread makes the sums of SQUARE filters and SQUARE numbers of a window
 
-// Block of any number of threads, a multiple of 32; of them `slices` groups, each of a thread for each SQUARE x
-// SQUARE sums of dV, share the windows of a tile. Grid of one dimension: blocks share the windows, in tiles.
-// Dynamic shared memory: TILE rows of the filters and of K, each rounded up to SQUARE; then used again to
-// meet: a number for each thread and sum. What a thread adds up of a tile is added to its total, so that long sums
-// round little. Each block leaves its sums in its row of partials, filters * K long.
+// Where a window begins: its first pixel's place among all numbers of the images, and in its own image.
+struct Corner {
+    offset place;
+    int y, x;
+};
+
+// Block of any number of threads, a multiple of 32 up to 256; of them `slices` groups, each of a thread for each
+// SQUARE x SQUARE sums of dV, share the windows of a tile. Grid of one dimension: blocks share the windows, `tile` of
+// them at once. Dynamic shared memory: a Corner for each window of a tile; for each the numbers of dY and of P, each
+// rounded up to SQUARE; then used again to meet: SQUARE * SQUARE numbers for each thread of a slice. What a thread
+// adds up of a tile is added to its total, so that long sums round little. Each block leaves its sums in its row of
+// partials, filters * K long.
 extern "C" __global__ void __launch_bounds__(256)
 narrow_filters(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
-               int out_height, int out_width, int filters, int slices, const real *X, const real *dY,
+               int out_height, int out_width, int filters, int slices, int tile, const real *X, const real *dY,
                real *partials)
 {
     wait_for_previous_kernel();
-    extern __shared__ __align__(16) real shared[];
+    extern __shared__ __align__(16) Corner corners[];
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const int K = rows * columns * channels;
     const int across = (K + SQUARE - 1) / SQUARE, down = (filters + SQUARE - 1) / SQUARE;
     const int ldp = across * SQUARE, ldg = down * SQUARE;
-    real *gradients = shared, *windows = shared + TILE * ldg;
+    real *shared = (real *)(corners + tile), *gradients = shared, *windows = shared + tile * ldg;
     const int squares = across * down, slice = threadIdx.x / squares, square = threadIdx.x % squares;
     const int first_f = square / across * SQUARE, first_k = square % across * SQUARE;
     const int count = samples * out_height * out_width;
+    // For the gathering: a thread stays at its number of a window, and goes down the windows.
+    const int span = min(ldp, (int)blockDim.x), first_row = threadIdx.x / span, row_step = blockDim.x / span;
 
     real totals[SQUARE][SQUARE] = {};
-    for (int first = blockIdx.x * TILE; first < count; first += gridDim.x * TILE) {
+#pragma unroll 1
+    for (offset first = (offset)blockIdx.x * tile; first < count; first += (offset)gridDim.x * tile) {
+        const int here = min((offset)tile, count - first);
         __syncthreads();
-        for (int i = threadIdx.x; i < TILE * ldg; i += blockDim.x) {
+        for (int row = threadIdx.x; row < here; row += blockDim.x) {
+            const Place at(first + row, out_height, out_width, 1);
+            const int y = w.pixel_y(at.y, 0), x = w.pixel_x(at.x, 0);
+            corners[row] = {at.n * w.image() + ((offset)y * width + x) * channels, y, x};
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < here * ldg; i += blockDim.x) {
             const int row = i / ldg, f = i - row * ldg;
-            gradients[i] = f < filters && first + row < count ? dY[(offset)(first + row) * filters + f] : 0;
+            gradients[i] = f < filters ? dY[(first + row) * filters + f] : 0;
         }
-        for (int i = threadIdx.x; i < TILE * ldp; i += blockDim.x) {
-            const int row = i / ldp, k = i - row * ldp;
-            real pixel = 0;
-            if (k < K && first + row < count) {
-                const Place at(first + row, out_height, out_width, 1);
+        if (first_row < row_step)
+            for (int k = threadIdx.x % span; k < ldp; k += span) {
                 const Number number(w, k);
-                const int y = w.pixel_y(at.y, number.row), x = w.pixel_x(at.x, number.column);
-                if (w.inside(y, x))
-                    pixel = X[at.n * w.image() + ((offset)y * width + x) * channels + number.channel];
+                const int step = (number.row * width + number.column) * channels + number.channel;
+#pragma unroll 4
+                for (int row = first_row; row < here; row += row_step) {
+                    const Corner corner = corners[row];
+                    const bool there = k < K && w.inside(corner.y + number.row, corner.x + number.column);
+                    windows[row * ldp + k] = there ? X[corner.place + step] : 0;
+                }
             }
-            windows[i] = pixel;
-        }
         __syncthreads();
         if (slice < slices) {
             real sums[SQUARE][SQUARE] = {};
-            for (int row = slice; row < TILE; row += slices) {
+#pragma unroll 2
+            for (int row = slice; row < here; row += slices) {
                 const float4 g = *(const float4 *)(gradients + row * ldg + first_f);
                 const float4 p = *(const float4 *)(windows + row * ldp + first_k);
                 const real gs[SQUARE] = {g.x, g.y, g.z, g.w}, ps[SQUARE] = {p.x, p.y, p.z, p.w};

@@ -17,6 +17,7 @@
 #include "nn/activations.cuh"
 
 const int THREADS = 256;
+const int AT_ONCE = 4;  // rows of a thread on their way
 
 template <int V>
 struct alignas(V * sizeof(real)) Reals {
@@ -56,14 +57,27 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
     __shared__ real meeting[THREADS * 4];
     const int x = threadIdx.x, y = threadIdx.y, width = blockDim.x, height = blockDim.y;
     const int channel = (blockIdx.y * width + x) * V;
+    const int step = gridDim.x * height;
     Reals<V> sums = {};
     if (channel < output.channels)
-        for (int row = blockIdx.x * height + y; row < output.rows; row += gridDim.x * height) {
-            const Reals<V> dz = gradient.template at<V>(row, channel);
-            output.store<V>((offset)row * output.channels + channel, dz);
+#pragma unroll 1
+        for (offset first = blockIdx.x * height + y; first < output.rows; first += (offset)step * AT_ONCE) {
+            // All of them are read before the first is written: a store would hold up the loads behind it.
+            Reals<V> dz[AT_ONCE];
 #pragma unroll
-            for (int v = 0; v < V; v++)
-                sums.of[v] += dz.of[v];
+            for (int i = 0; i < AT_ONCE; i++)
+                dz[i] = first + (offset)i * step < output.rows
+                            ? gradient.template at<V>(first + (offset)i * step, channel)
+                            : Reals<V>{};
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (first + (offset)i * step < output.rows)
+                    output.store<V>((first + (offset)i * step) * output.channels + channel, dz[i]);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    sums.of[v] += dz[i].of[v];
         }
     Reals<V> *mine = (Reals<V> *)meeting + y * width + x;
     *mine = sums;

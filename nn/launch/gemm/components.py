@@ -159,11 +159,12 @@ class Split(Work):
 
     def on_device(self, kernels: Kernels) -> Launch:
         kernel = kernels.kernel("gemm/split", "split_into_components")
-        rows, columns = (max(X.shape[axis] for X, _ in self.matrices) for axis in (0, 1))
+        matrices = [_widened(*pair) for pair in self.matrices]
+        rows, columns = (max(X.shape[axis] for X, _ in matrices) for axis in (0, 1))
         across, down = _SPLIT_BLOCK
         grid = blocks(rows, down), min(blocks(columns, across * _SPLIT_WIDTH), MAX_GRID_Y), len(self.matrices)
         arguments: list[Argument] = []
-        for X, into in (self.matrices[0], self.matrices[-1]):
+        for X, into in (matrices[0], matrices[-1]):
             arguments += [*X.shape, X, X.ld, into.count, into.array, into.ld, into.distance]
         return kernel.bind(grid, _SPLIT_BLOCK, *arguments)
 
@@ -175,6 +176,16 @@ class Split(Work):
                 components.numbers.host_view()[:] = split(x, components.count).reshape(-1, x.shape[1])
 
         return compute
+
+
+def _widened(X: DeviceArray, into: Components) -> tuple[DeviceArray, Components]:
+    """View what has no gaps, as images of few channels, with rows that a block's threads fill."""
+    (rows, columns), width = X.shape, _SPLIT_BLOCK[0] * _SPLIT_WIDTH
+    if not X.is_contiguous or into.ld != columns:
+        return X, into
+    while columns < width and rows % 2 == 0:
+        rows, columns = rows // 2, columns * 2
+    return X.reshape(rows, columns), replace(into, rows=rows, columns=columns, ld=columns)
 
 
 def split(x: np.ndarray, count: int) -> np.ndarray:
