@@ -1,0 +1,108 @@
+"""conv/output_gradient.cu, and the same in NumPy: through pooling and activation in one pass, with db."""
+
+import numpy as np
+import pytest
+
+from nn.launch.column_sums import ColumnSums
+from nn.launch.conv.output_gradient import OutputGradient
+from nn.launch.elementwise import ActivationBackward
+from nn.launch.gemm.components import Components
+from nn.launch.kernels import Kernels
+from nn.launch.pool import PoolGradient
+from nn.model.window import Window
+from pyrt.arrays import DeviceArray
+from pyrt.driver.cpu import CpuDriver
+from tests.nn.model import loops
+
+F = {
+    "identity": (lambda z: z, lambda a: np.ones_like(a)),
+    "sigmoid": (lambda z: 1 / (1 + np.exp(-z)), lambda a: a * (1 - a)),
+    "tanh": (np.tanh, lambda a: 1 - a**2),
+    "relu": (lambda z: np.maximum(z, 0), lambda a: (a > 0).astype(a.dtype)),
+}
+
+CASES = [
+    (1, (1, 1, 1), None),
+    (3, (5, 7, 5), None),
+    (4, (8, 9, 12), None),
+    (2, (3, 3, 300), None),
+    (1, (2, 2, 1100), None),  # several blocks across
+    (37, (9, 8, 4), None),  # more rows than blocks take at once
+    (2, (4, 6, 3), (2, 2)),
+    (3, (5, 7, 8), (3, 2)),  # windows over each other, and a rest
+    (2, (7, 7, 6), (2, 3)),  # gaps between them
+]
+"""Samples, shape of an image, size and stride of a pool."""
+
+
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
+def place(request):
+    """Makes arrays, and does work on them."""
+    if request.param == "numpy":
+        driver = CpuDriver()
+        return lambda host: DeviceArray.from_host(driver, host), lambda work: work.in_numpy()()
+    library, device = (request.getfixturevalue(name) for name in ("library", "device"))
+    kernels = Kernels(library, np.float32)
+    return device.array, lambda work: device.run(work.on_device(kernels))
+
+
+class Case:
+    """One gradient on the host, float32: A = f(Z), perhaps B = the largest of its windows, and dB."""
+
+    def __init__(self, rng, samples, image, pool, activation):
+        self.window = Window.over("pool", image, (pool[0], pool[0]), pool[1], 0) if pool else None
+        self.activation = activation
+        self.A = F[activation][0](rng.normal(0, 1, (samples, *image))).astype(np.float32)
+        self.B, self.places = loops.largest(self.window, self.A) if pool else (self.A, None)
+        self.dB = rng.normal(0, 1, self.B.shape).astype(np.float32)
+
+    def expected(self):
+        """dZ in float64."""
+        A, dB = self.A.astype(np.float64), self.dB.astype(np.float64)
+        return (loops.to_largest(self.window, A, dB) if self.window else dB) * F[self.activation][1](A)
+
+    def work(self, array, count):
+        """The work with so many components; ``array`` makes arrays of host arrays."""
+        A, B, dB = (array(flat(host)) for host in (self.A, self.B, self.dB))
+        dA, pooling = dB, None
+        if self.window:
+            dA = array(np.full(A.shape, np.nan, np.float32))
+            pooling = PoolGradient(dA, dB, array(flat(self.places.astype(np.uint8))), self.window, B)
+        channels = self.A.shape[-1]
+        rows = self.A.size // channels
+        db = array(np.full(channels, np.nan, np.float32))
+        parts = Components.empty(A.driver, count, rows, channels, packed=True) if count else None
+        through = ActivationBackward(A, dA, self.activation)
+        return OutputGradient(pooling, through, ColumnSums(dA.reshape(rows, channels), db), parts)
+
+
+def flat(host):
+    return host.reshape(len(host), -1)
+
+
+def results(work):
+    """dZ, or the sum of its components, as a matrix; and db."""
+    if work.components is None:
+        return work.sums.X.to_host(), work.sums.sums.to_host()
+    bits = work.components.numbers.to_host().astype(np.uint32) << 16
+    parts = bits.view(np.float32).reshape(work.components.count, *work.sums.X.shape)
+    return parts.astype(np.float64).sum(axis=0), work.sums.sums.to_host()
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("activation", F)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_what_its_operations_are_one_after_another(place, rng, case, activation, count):
+    (array, run), case = place, Case(rng, *case, activation)
+    first, second = (case.work(array, count) for _ in range(2))
+    run(first)
+    run(second)
+    (found, db), again = results(first), results(second)
+    assert [found.tobytes(), db.tobytes()] == [array.tobytes() for array in again]
+    # A bf16 component has 8 bits, three of them float32's 24; up to four gradients of a pixel are added up.
+    dZ = case.expected().reshape(found.shape)
+    eps = {0: 2**-24, 1: 2**-9, 3: 2**-24}[count]
+    np.testing.assert_allclose(found, dZ, rtol=0, atol=8 * eps * np.abs(dZ).max())
+    roundings = (8 + len(dZ)) * 2**-24 * np.abs(dZ).sum(axis=0) + 2**-24
+    assert np.all(np.abs(db - dZ.sum(axis=0)) <= roundings)
