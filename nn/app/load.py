@@ -46,7 +46,7 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
 
     Raises UserError where it cannot be read, or is no valid data set.
     """
-    found = load_data(options.data, Wanted(options.dtype, options.classes))
+    found = load_data(options.data, Wanted(options.dtype, options.classes, options.channels))
     lines = [*found.warnings, *suspicious.of_pixels(found, options.pixel_scale)]
     if options.evaluate:
         if found.test_images is None:

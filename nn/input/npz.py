@@ -13,7 +13,8 @@ NAMES = ("x_train", "y_train", "x_test", "y_test")
 def load(path: Path, wanted: Wanted = DEFAULT) -> Dataset:
     """Read the data set in the .npz at ``path``; other arrays in it are left alone.
 
-    x_*: (n, h, w), (n, h, w, 1) or (n, D), numbers. y_*: (n,) or (n, 1) integers.
+    x_*: (n, h, w), (n, h, w, c), or (n, c, h, w) where the channels are first, or (n, D), numbers.
+    y_*: (n,) or (n, 1) integers.
     Raises ``UserError`` when the file is damaged, or arrays are missing or not of this form.
     """
     size = file_size(path)
