@@ -238,9 +238,16 @@ def image_shape(images: Part) -> tuple[int, ...]:
 def pixel_dtype(arrays: list[np.ndarray], wanted: str) -> np.dtype:
     """Return uint8 when all pixels are integers in 0..255; else float32, or float64 where that is wanted and
     float32 would round a pixel."""
-    if all(array.dtype.kind in "bui" and array.min() >= 0 and array.max() <= 255 for array in arrays):
+    if all(map(uint8_holds, arrays)):
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if wanted == "float32" or all(map(float32_holds, arrays)) else np.float64)
+
+
+def uint8_holds(array: np.ndarray) -> bool:
+    """Return whether these are integers in 0..255; nothing of an array of bytes is looked at."""
+    if array.dtype == np.uint8:
+        return True
+    return bool(array.dtype.kind in "bui" and array.min() >= 0 and array.max() <= 255)
 
 
 def float32_holds(array: np.ndarray) -> bool:

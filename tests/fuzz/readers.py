@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from nn.checkpoints import files as checkpoints
 from nn.checkpoints.metadata import Checkpoint
 from nn.files import net_files, parameters
 from nn.files.digest import digest
-from nn.input import Dataset, Wanted, class_folders, suspicious
+from nn.input import Dataset, Wanted, class_folders, npz, suspicious
 from nn.input import load as load_data
 from nn.input.schedule import Schedule
 from nn.input.validation_split import TAIL
@@ -218,6 +219,12 @@ def require_image(found: np.ndarray) -> None:
     assert found.shape[0] == 1 and found.shape[3:] in ((), (3,), (4,))
 
 
+def read_mapped(path: Path) -> Dataset:
+    """An npz whose arrays are as large as those that are mapped."""
+    with mock.patch.object(npz, "LEAST", 1):
+        return read_npz(path)
+
+
 def require_data_set(found: Dataset) -> None:
     halves = [(found.images, found.labels)]
     assert (found.test_images is None) == (found.test_labels is None)
@@ -374,6 +381,7 @@ READERS = (
     Reader("PNG", "1.png", read_image, require_image, files=pack_images("PNG"), package="PIL"),
     Reader("JPEG", "1.jpg", read_image, require_image, files=pack_images("JPEG"), package="PIL"),
     Reader("npz", "data.npz", read_npz, require_data_set, members=_SET),
+    Reader("mapped npz", "data.npz", read_mapped, require_data_set, members=_SET, deflated=False),
     Reader("init", "weights.npz", read_init, require_parameters, members=_PARAMETERS),
     Reader(
         "evaluate",
