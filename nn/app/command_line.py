@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "seed",
         "shuffle",
     ),
-    "data": ("data", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
+    "data": ("data", "channels", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),

@@ -11,7 +11,7 @@ import numpy as np
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.files import onnx
-from nn.input import Dataset, Wanted, suspicious
+from nn.input import Dataset, Wanted, mapped, suspicious
 from nn.input import load as load_data
 from nn.input.validation_split import split, with_held_out_last
 from nn.problem.problem import Problem
@@ -46,7 +46,7 @@ def load(options: Options) -> tuple[Dataset, list[str]]:
 
     Raises UserError where it cannot be read, or is no valid data set.
     """
-    found = load_data(options.data, Wanted(options.dtype, options.classes))
+    found = load_data(options.data, Wanted(options.dtype, options.classes, options.channels))
     lines = [*found.warnings, *suspicious.of_pixels(found, options.pixel_scale)]
     if options.evaluate:
         if found.test_images is None:
@@ -90,14 +90,21 @@ def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:
     """Rank 0's data set on every rank: the description as an object, the arrays as buffers."""
     fields = vars(dataset) if dataset is not None else {}
     arrays = {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
-    description = job.comm.bcast(
-        (
-            {name: value for name, value in fields.items() if name not in arrays},
-            {name: (array.shape, array.dtype) for name, array in arrays.items()},
-        )
-    )
+    description = job.comm.bcast({name: value for name, value in fields.items() if name not in arrays})
     received: dict[str, Any] = {}
-    for name, (shape, dtype) in description[1].items():
-        received[name] = arrays[name] if job.rank == 0 else np.empty(shape, dtype)
-        job.comm.Bcast(received[name].reshape(-1).view(np.uint8))
-    return Dataset(**description[0], **received)
+    for name in job.comm.bcast(list(arrays)):
+        received[name] = _broadcast_array(arrays.get(name), job)
+    return Dataset(**description, **received)
+
+
+def _broadcast_array(array: np.ndarray | None, job: Job) -> np.ndarray:
+    """Rank 0's array on every rank: where it is mapped each maps the file, if all of them see it."""
+    described = (array.shape, array.dtype, mapped.place_of(array)) if array is not None else None
+    shape, dtype, place = job.comm.bcast(described)
+    if place is not None:
+        found = array if array is not None else mapped.map_at(place, shape, dtype)
+        if all(job.comm.allgather(found is not None)) and found is not None:
+            return found
+    received = array if array is not None else np.empty(shape, dtype)
+    job.comm.Bcast(received.reshape(-1).view(np.uint8))
+    return received

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nn.files import net_files
-from nn.input.dataset import MOST_CLASSES
+from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
+from nn.input.named_sets import SETS
 from nn.model import net_text
 from nn.model.net_text import NAMES
 from nn.model.network import ACTIVATIONS, LOSSES, Network
@@ -64,8 +65,15 @@ class Options(Settings):
     share_gpus: bool = option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
     data: str = option(
         "embedded",
-        "data set: embedded, mnist (downloaded once), a folder of IDX files, an .npz file",
+        f"data set: embedded; {', '.join(SETS)} (downloaded once); a folder of IDX files, of CIFAR's binary "
+        "files or of class folders with PNG and JPEG; an .npz, .csv, or CIFAR .tar.gz file; "
+        "synthetic:HxWxC:CLASSES:N",
         "SOURCE",
+    )
+    channels: str = option(
+        LAST,
+        "where images in .npz and IDX files have their channels: (n, h, w, c) or (n, c, h, w)",
+        choices=CHANNELS,
     )
     classes: int | None = option(
         None, "number of classes, where it is more than the largest training label + 1", "N"

@@ -6,6 +6,7 @@ and the array's, so each header is compared with the sizes of the zip first. Not
 
 import io
 import math
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from pyrt.errors import UserError, shown
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 MOST_DIMENSIONS = 32  # that all NumPys have
 MOST_HEADER = 1 << 14  # bytes of a member that may hold it: NumPy takes no more than 10,000 characters
+LOCAL_LENGTHS = 26  # where a member's own header, before its bytes, has the lengths of its name and of more
 RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: MOST_INFLATION}  # np.savez and np.savez_compressed
 
 T = TypeVar("T")
@@ -75,8 +77,30 @@ def read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int)
         ) from error
 
 
+def mapped(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """Map the array in a member that is not packed. Raises ``UserError`` if its header is damaged.
+
+    Nothing else is read: the checksum is not compared.
+    """
+    header, is_fortran, length = _checked(path, archive, info, size)
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + LOCAL_LENGTHS)
+        name, extra = struct.unpack("<HH", file.read(4))
+    start = info.header_offset + LOCAL_LENGTHS + 4 + name + extra
+    if start + info.file_size > size:
+        raise UserError(f"{_where(path, info)} is cut short: get the file again")
+    return np.memmap(path, header.dtype, "r", start + length, header.shape, "F" if is_fortran else "C")
+
+
 def checked_header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> Header:
     """Read a member's header. Raises ``UserError`` unless it fits the member's size and the archive's."""
+    return _checked(path, archive, info, size)[0]
+
+
+def _checked(
+    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int
+) -> tuple[Header, bool, int]:
+    """Read a member's header; return it, whether columns are contiguous, and its length in bytes."""
     where = _where(path, info)
     if info.compress_type not in RATIOS:
         raise UserError(f"{where} is packed in a way NumPy does not use: save it again with np.savez")
@@ -84,7 +108,7 @@ def checked_header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, 
         with archive.open(info) as member:
             start = io.BytesIO(member.read(MOST_HEADER))
         with _quietly():
-            shape, _, dtype = HEADERS[npy.read_magic(start)](start)
+            shape, is_fortran, dtype = HEADERS[npy.read_magic(start)](start)
         if len(shape) > MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
             raise ValueError(shape)
     except Exception as error:  # NumPy evaluates the header as Python, so almost anything can come of it
@@ -99,7 +123,7 @@ def checked_header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, 
             f"{where}: the header promises {promised} bytes (shape {shape!s:.80}), which the file does "
             "not hold: it is cut short or damaged; get it again"
         )
-    return Header(shape, dtype)
+    return Header(shape, dtype), is_fortran, start.tell()
 
 
 def _where(path: Path, info: zipfile.ZipInfo) -> str:

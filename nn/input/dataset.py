@@ -11,6 +11,9 @@ from pyrt.errors import UserError
 MOST_CLASSES = 1 << 16  # a larger label is a fill value or a wrong file, not a class to make weights for
 CHUNK = 1 << 20  # pixels that are looked at at a time
 
+CHANNELS = LAST, FIRST = ("last", "first")
+"""Where an image of a file has its channels: (h, w, c) or (c, h, w)."""
+
 Samples = tuple[np.ndarray, np.ndarray]
 """Images (n, D) and their labels (n,)."""
 
@@ -48,10 +51,12 @@ class Wanted(NamedTuple):
 
     dtype: float32 or float64, in which the run computes.
     classes: the number of classes; None: the largest training label + 1.
+    channels: where the file has them, of `CHANNELS`; a Dataset has them last.
     """
 
     dtype: str = "float32"
     classes: int | None = None
+    channels: str = LAST
 
 
 DEFAULT = Wanted()
@@ -65,6 +70,10 @@ class Part:
     array: np.ndarray
 
 
+NO_TEST: tuple[Part | None, Part | None] = (None, None)
+"""The test images and labels of a set that has none."""
+
+
 def validate(
     name: str,
     images: Part,
@@ -75,19 +84,22 @@ def validate(
 ) -> Dataset:
     """Make a :class:`Dataset` of what a reader found, or raise ``UserError`` saying which part is wrong.
 
-    images: (n, D), (n, h, w), (n, h, w, 1) or (n, h, w, c), n and D at least 1, any finite real numbers.
+    images: (n, D), (n, h, w), (n, h, w, 1) or (n, h, w, c), n and D at least 1, any finite real numbers; or
+    (n, c, h, w), where the channels are first.
     labels: (n,) or (n, 1) integers from 0, below the number of classes that is wanted, if any. The test parts
     likewise, with images of the training images' shape, and labels below that number or else no larger than
     the training labels'; both may be None.
     """
     labels = column(labels)
     check_pair(images, labels)
+    images = channels_last(images, wanted.channels)
     check_classes(labels, wanted.classes)
     all_images, all_labels = [images], [labels]
     if test_images is not None or test_labels is not None:
         test_images, test_labels = both(test_images, test_labels)
         test_labels = column(test_labels)
         check_pair(test_images, test_labels)
+        test_images = channels_last(test_images, wanted.channels)
         check_test_fits(images, labels, test_images, test_labels, wanted.classes)
         all_images, all_labels = [images, test_images], [labels, test_labels]
     dtype = pixel_dtype([part.array for part in all_images], wanted.dtype)
@@ -126,6 +138,18 @@ def check_images(images: Part) -> None:
         raise UserError(
             f"{where}: no images (shape {array.shape}): give at least one image of at least one pixel"
         )
+
+
+def channels_last(images: Part, channels: str) -> Part:
+    """Return images (n, c, h, w), where the channels are first, as (n, h, w, c); others as they are."""
+    if channels == LAST:
+        return images
+    if images.array.ndim != 4:
+        raise UserError(
+            f"{images.where}: images of shape {images.array.shape}, without channels: "
+            "leave out --channels first"
+        )
+    return Part(images.where, images.array.transpose(0, 2, 3, 1))
 
 
 def column(labels: Part) -> Part:
@@ -214,9 +238,16 @@ def image_shape(images: Part) -> tuple[int, ...]:
 def pixel_dtype(arrays: list[np.ndarray], wanted: str) -> np.dtype:
     """Return uint8 when all pixels are integers in 0..255; else float32, or float64 where that is wanted and
     float32 would round a pixel."""
-    if all(array.dtype.kind in "bui" and array.min() >= 0 and array.max() <= 255 for array in arrays):
+    if all(map(uint8_holds, arrays)):
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if wanted == "float32" or all(map(float32_holds, arrays)) else np.float64)
+
+
+def uint8_holds(array: np.ndarray) -> bool:
+    """Return whether these are integers in 0..255; nothing of an array of bytes is looked at."""
+    if array.dtype == np.uint8:
+        return True
+    return bool(array.dtype.kind in "bui" and array.min() >= 0 and array.max() <= 255)
 
 
 def float32_holds(array: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ from threading import Thread
 # Seconds to connect to each of a host's addresses (a mirror has up to 16), and to wait for the next bytes.
 TIMEOUT = (2.0, 10.0)
 LIMIT = 300.0  # seconds for a whole file: one of 10 MB then comes with 33 kB a second or more
-MOST = 1 << 26  # bytes of a file, which is held in memory until it is whole
+SLOWEST = 200_000  # bytes a second, for files that this gives more time
 
 AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -22,17 +22,23 @@ class Failed(Exception):
 
 
 class Held(io.BytesIO):
-    """The bytes of a file on its way."""
+    """The bytes of a file on its way, held in memory until it is whole."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
-        """Take more bytes; ``ValueError`` for more than any file has, and where they are wanted no more."""
-        if self.tell() + len(data) > MOST:
-            raise ValueError(f"more than {MOST} bytes")
+        """Take more bytes; ``ValueError`` for more than the file has, and where they are wanted no more."""
+        if self.tell() + len(data) > self._most:
+            raise ValueError(f"more than {self._most} bytes")
         return super().write(data)
 
 
-def download(url: str, output_file: str, _: object) -> None:
-    """Download ``url`` into a file; ``Failed`` where the other side is to blame. Called by pooch.
+def download(url: str, output_file: str, _: object, size: int) -> None:
+    """Download ``url``, of ``size`` bytes, into a file; ``Failed`` where the other side is to blame.
+
+    Called by pooch.
 
     A mirror that sends a byte now and then passes the timeouts of sockets, in its header and in its file. So
     a thread of its own waits for it, which is left behind where it takes too long.
@@ -42,7 +48,8 @@ def download(url: str, output_file: str, _: object) -> None:
     get = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(), timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
     )
-    held, ended = Held(), SimpleQueue[Exception | None]()
+    limit = max(LIMIT, size / SLOWEST)
+    held, ended = Held(size), SimpleQueue[Exception | None]()
 
     def run() -> None:
         try:
@@ -53,10 +60,10 @@ def download(url: str, output_file: str, _: object) -> None:
 
     Thread(target=run, name="download", daemon=True).start()
     try:
-        error = ended.get(timeout=LIMIT)
+        error = ended.get(timeout=limit)
     except Empty:
         held.close()
-        raise Failed(f"too slow (not there after {LIMIT:g} s)") from None
+        raise Failed(f"too slow (not there after {limit:g} s)") from None
     if isinstance(error, OSError | ValueError):  # requests raises both, of its own and not
         raise Failed(reason(error, url)) from error
     if error is not None:

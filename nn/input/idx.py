@@ -53,8 +53,8 @@ def find(folder: Path) -> dict[Role, Path]:
     if not sets:
         raise UserError(
             f"{shown(folder)}: no data here: looked for train-images-idx3-ubyte, train-labels-idx1-ubyte, "
-            "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, with or without .gz, "
-            "or a prefix such as emnist-balanced-"
+            "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, with or without .gz, or a prefix such as "
+            "emnist-balanced-; for CIFAR's data_batch_1.bin or train.bin; and for folders of images"
         )
     if len(sets) > 1:
         names = ", ".join(

@@ -17,6 +17,7 @@ LEAST = 0.1  # of the largest pixel after scaling: below, the embedded digits le
 APART = 8  # times as large are the pixels of another scale; those of two parts of one set differ by less
 FEW = 10  # rows for each class; with fewer of them a class may well be missing by chance
 RARE = 1e-3  # how often rows that are held out at random lack classes that count as lacking on purpose
+CHANNELS = (1, 3, 4)  # that images have: grey, colours, colours and opacity
 ENOUGH = 20  # images: one at least has what a tenth of the other set's pixels have
 
 
@@ -29,7 +30,8 @@ def of_pixels(dataset: Dataset, pixel_scale: float) -> list[str]:
     samples = [(half, _sample(images)) for half, images in halves]
     if not lines and len(samples) > 1:
         lines = on_other_scales(*samples)
-    return lines or too_small(*samples[0], pixel_scale) or too_large(*samples[0], pixel_scale)
+    lines = lines or too_small(*samples[0], pixel_scale) or too_large(*samples[0], pixel_scale)
+    return lines + channels_first(dataset.image_shape)
 
 
 def constant(half: str, images: np.ndarray) -> list[str]:
@@ -40,6 +42,14 @@ def constant(half: str, images: np.ndarray) -> list[str]:
     if n > 1 and pixels > 1 and all((chunk == chunk[:, :1]).all() for chunk in chunks(images)):
         return [f"each of the {n} {half} images has one value in all its pixels: look at how they were saved"]
     return []
+
+
+def channels_first(shape: tuple[int, ...]) -> list[str]:
+    """Say where the first of an image's three sizes, and not its last, is that of channels."""
+    if len(shape) < 3 or shape[0] not in CHANNELS or shape[-1] in CHANNELS:
+        return []
+    what = " x ".join(map(str, shape))
+    return [f"images of {what} have {shape[-1]} channels: if these are {shape[0]}, use --channels first"]
 
 
 def too_large(half: str, images: np.ndarray, pixel_scale: float) -> list[str]:

@@ -1,23 +1,36 @@
 """The damaged and hostile files of a reader, made from its valid ones: one at a time, by its format.
 
-Each is yielded with what was done to it. A format's file (idx.py, npz.py, safetensors.py, json_documents.py)
-owns what can be wrong with it.
+Each is yielded with what was done to it. A format's file (idx.py, npz.py, cifar.py, tables.py, images.py,
+safetensors.py, json_documents.py) owns what can be wrong with it.
 """
 
 from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import LONG
+from tests.fuzz.cifar import archives, records
 from tests.fuzz.damage import JUNK, Case, Trap, damaged
 from tests.fuzz.idx import idx_headers
+from tests.fuzz.images import chunks, segments
 from tests.fuzz.json_documents import documents
 from tests.fuzz.npz import members, other_values, zips
 from tests.fuzz.readers import READERS, Reader
 from tests.fuzz.safetensors import headers, other_tensors
+from tests.fuzz.tables import packed_tables, tables
+
+DAMAGE: dict[str, Callable[[bytes], Iterator[Case]]] = {
+    "CIFAR file": records,
+    "CIFAR archive": archives,
+    "CSV": tables,
+    "packed CSV": packed_tables,
+    "PNG": chunks,
+    "JPEG": segments,
+}
+"""What makes damaged files of a valid one, for readers of `Reader.files`."""
 
 
 def cases(reader: Reader, canary: Path) -> Iterator[Case]:
@@ -44,6 +57,8 @@ def of_format(reader: Reader, canary: Path) -> Iterator[Case]:
         yield from dealt(reader, zips(reader.packed_members))
         yield from dealt(reader, members(reader.packed_members, reader.members, canary))
         yield from thinned(other_values(reader.packed_members, reader.members))
+    if reader.files:
+        yield from thinned(DAMAGE[reader.name](reader.files[-1]))
     if reader.tensors:
         yield from thinned(headers(reader.tensors))
         yield from thinned(other_tensors(reader.tensors))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from nn.checkpoints import files as checkpoints
 from nn.checkpoints.metadata import Checkpoint
 from nn.files import net_files, parameters
 from nn.files.digest import digest
-from nn.input import Dataset, Wanted, suspicious
+from nn.input import Dataset, Wanted, class_folders, npz, suspicious
 from nn.input import load as load_data
 from nn.input.schedule import Schedule
 from nn.input.validation_split import TAIL
@@ -50,9 +51,14 @@ from pyrt.errors import UserError
 from tests.nn.autotune.rates import HOPPER, random_rates
 from tests.nn.checkpoints.made import require_fits
 from tests.nn.input.conftest import pack_idx
+from tests.nn.input.made import cifar_files, pack_cifar, pack_images, pack_table
 
 with contextlib.suppress(ImportError):  # a reader that is watched imports nothing
     import safetensors.numpy  # noqa: F401
+with contextlib.suppress(ImportError):
+    from PIL import Image
+
+    Image.preinit()
 
 NETWORK = Network.dense((12, 5, 3), "sigmoid", "softmax")
 CONVOLUTIONAL = Network((4, 3, 1), [Conv2d(2, 2, activation="relu"), MaxPool2d(2), Dense(3)])
@@ -81,6 +87,8 @@ class Reader:
     """(or stored alone)"""
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     """valid safetensors files of these,"""
+    files: tuple[bytes, ...] = ()
+    """valid files of other formats are these,"""
     document: Any = None
     """valid JSON of this: the file, or the text `run` of an npz or a safetensors file."""
     beside: Mapping[str, bytes] = field(default_factory=dict)
@@ -102,6 +110,8 @@ class Reader:
         if self.members:
             saves = (np.savez, np.savez_compressed) if self.deflated else (np.savez,)
             return [_saved(save, self._all_members) for save in saves]
+        if self.files:
+            return list(self.files)
         if self.tensors:
             single = {name: array.astype(np.float32) for name, array in self.tensors.items()}
             document = json.dumps(self.document)
@@ -192,6 +202,27 @@ def read_folder(path: Path) -> Dataset:
 def read_npz(path: Path) -> Dataset:
     """In float64: what float32 holds comes in float32 as well."""
     return load_data(str(path), Wanted("float64"))
+
+
+def read_file(path: Path) -> Dataset:
+    """A file of a format that its name tells."""
+    return load_data(str(path))
+
+
+def read_image(path: Path) -> np.ndarray:
+    """One of a class folder's."""
+    return class_folders.images([path])
+
+
+def require_image(found: np.ndarray) -> None:
+    assert found.dtype == np.uint8 and found.size > 0
+    assert found.shape[0] == 1 and found.shape[3:] in ((), (3,), (4,))
+
+
+def read_mapped(path: Path) -> Dataset:
+    """An npz whose arrays are as large as those that are mapped."""
+    with mock.patch.object(npz, "LEAST", 1):
+        return read_npz(path)
 
 
 def require_data_set(found: Dataset) -> None:
@@ -293,6 +324,7 @@ def require_checkpoint(found: Checkpoint) -> None:
 _OPTIONS = {"hidden": [5], "activation": "sigmoid", "head": "softmax", "pixel_scale": 255.0}
 _NET_OPTIONS = {"net": CONVOLUTIONAL.text, "head": "softmax", "pixel_scale": 255.0, "hidden": [512]}
 _SET = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:4].astype(">i2"), "y_test": LABELS[:4]}
+_TABLES = pack_table(IMAGES, LABELS), b"a,label,b\n" + pack_table(IMAGES[:, :1, :2], LABELS)
 _PARAMETERS = initial_values(NETWORK, "float64", 0)
 _NET_PARAMETERS = initial_values(CONVOLUTIONAL, "float64", 0)
 _FLOATS = IMAGES.astype(np.float32) / 255
@@ -335,7 +367,21 @@ READERS = (
         arrays=(LABELS, LABELS.astype(np.int32)),
         beside={"train-images-idx3-ubyte": pack_idx(IMAGES)},
     ),
+    Reader(
+        "CIFAR file",
+        "train.bin",
+        read_folder,
+        require_data_set,
+        files=(cifar_files(100, 1)["train.bin"], cifar_files(100, 2)["train.bin"]),
+        beside={"test.bin": cifar_files(100, 1)["test.bin"]},
+    ),
+    Reader("CIFAR archive", "set.tar.gz", read_file, require_data_set, files=(pack_cifar(100, 1),)),
+    Reader("CSV", "table.csv", read_file, require_data_set, files=_TABLES),
+    Reader("packed CSV", "table.csv.gz", read_file, require_data_set, files=tuple(map(pack_gzip, _TABLES))),
+    Reader("PNG", "1.png", read_image, require_image, files=pack_images("PNG"), package="PIL"),
+    Reader("JPEG", "1.jpg", read_image, require_image, files=pack_images("JPEG"), package="PIL"),
     Reader("npz", "data.npz", read_npz, require_data_set, members=_SET),
+    Reader("mapped npz", "data.npz", read_mapped, require_data_set, members=_SET, deflated=False),
     Reader("init", "weights.npz", read_init, require_parameters, members=_PARAMETERS),
     Reader(
         "evaluate",

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nn.input import download
+from nn.input.named_sets import SETS, File
 from pyrt.errors import UserError
+from tests.nn.input.mirrors import file_of
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
@@ -57,3 +60,32 @@ def data_set() -> Callable[..., None]:
 @pytest.fixture
 def refused() -> Callable[..., AbstractContextManager[None]]:
     return user_error
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache directory, and no proxy between the tests and their servers."""
+    monkeypatch.setenv("PYRT_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    for name in (*download.PROXIES, *download.AUTHORITIES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(download, "TIMEOUT", (0.5, 0.5))
+    return tmp_path / "cache" / "mnist"
+
+
+@pytest.fixture
+def contents(tmp_path, data_set) -> dict[str, bytes]:
+    """What a good mirror serves: the four files, tiny."""
+    (tmp_path / "origin").mkdir()
+    for split in ("train", "t10k"):
+        data_set(tmp_path / "origin", split=split, packed=True)
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "origin").iterdir()}
+    assert contents.keys() == SETS["mnist"].files.keys()
+    return contents
+
+
+@pytest.fixture
+def files(contents) -> dict[str, File]:
+    """Their sizes and checksums, in the order in which MNIST's are listed."""
+    return {name: file_of(contents[name]) for name in SETS["mnist"].files}

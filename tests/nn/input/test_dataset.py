@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nn.input import Dataset, Part, Wanted, idx, load, mnist, validate
+from nn.input import Dataset, Part, Wanted, idx, load, named_sets, validate
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 LABELS = np.array([0, 2], np.uint8)
@@ -228,7 +228,7 @@ def test_embedded_digits_from_anywhere(tmp_path, monkeypatch):
 
 def test_mnist_is_read_from_where_it_was_downloaded(tmp_path, data_set, monkeypatch):
     data_set(tmp_path, packed=True)
-    monkeypatch.setattr(mnist, "fetch", lambda: tmp_path)
+    monkeypatch.setattr(named_sets, "fetch", lambda named: tmp_path)
     assert load("mnist").name == "MNIST"
     assert load("mnist").images.shape == (6, 12)
 
@@ -247,12 +247,18 @@ def test_a_directory_and_an_npz(tmp_path, data_set):
 
 
 @pytest.mark.parametrize("source", ["", "mnits", "/no/such/directory", "two\nlines", "nul\0"])
-def test_anything_else_names_the_four_choices(refused, source):
-    with refused("embedded", "mnist", "directory of IDX files", ".npz"):
+def test_anything_else_names_all_choices(refused, source):
+    files = (
+        "directory of IDX files",
+        "CIFAR's binary files",
+        "class folders of images",
+        ".npz, .csv, .csv.gz, .tar.gz",
+    )
+    with refused("embedded", *named_sets.SETS, "synthetic:HxWxC:CLASSES:N", *files):
         load(source)
 
 
-def test_a_file_that_is_no_npz_names_the_four_choices(tmp_path, data_set, refused):
+def test_a_file_of_another_name_names_all_choices(tmp_path, data_set, refused):
     data_set(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte"
     with refused(path, "embedded"):

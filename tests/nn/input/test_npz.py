@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nn.input import npz
+from nn.input import Wanted, npz
 from pyrt.errors import UserError
 
 X = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
@@ -52,6 +52,33 @@ def test_good_file(tmp_path, save_with, shape):
     np.testing.assert_array_equal(found.labels, Y)
     np.testing.assert_array_equal(found.test_images, X[:4].reshape(4, 12))
     np.testing.assert_array_equal(found.test_labels, Y[:4])
+
+
+COLOURS = np.random.default_rng(1).integers(0, 256, (6, 4, 5, 3), np.uint8)
+
+
+def test_colours_lie_behind_each_other_wherever_the_file_has_its_channels(tmp_path):
+    last = save(tmp_path / "last.npz", x_train=COLOURS, y_train=Y, x_test=COLOURS[:4], y_test=Y[:4])
+    planes = COLOURS.transpose(0, 3, 1, 2)
+    first = save(tmp_path / "first.npz", x_train=planes, y_train=Y, x_test=planes[:4], y_test=Y[:4])
+    for found in (npz.load(last), npz.load(first, Wanted(channels="first"))):
+        assert found.image_shape == (4, 5, 3)
+        np.testing.assert_array_equal(found.images, COLOURS.reshape(6, 60))
+        np.testing.assert_array_equal(found.test_images, COLOURS[:4].reshape(4, 60))
+        assert found.images.flags.c_contiguous and found.images.dtype == np.uint8
+    grey = save(tmp_path / "grey.npz", x_train=COLOURS[:, None, :, :, 0] / 2, y_train=Y)
+    found = npz.load(grey, Wanted(channels="first"))
+    assert found.image_shape == (4, 5) and found.images.dtype == np.float32
+    np.testing.assert_array_equal(found.images, COLOURS[..., 0].reshape(6, 20) / 2)
+
+
+def test_channels_first_of_images_that_have_none(tmp_path, refused):
+    path = save(tmp_path / "data.npz", **GOOD)
+    with refused(path, "x_train", "(6, 4, 3), without channels", "leave out --channels first"):
+        npz.load(path, Wanted(channels="first"))
+    path = save(tmp_path / "other.npz", x_train=COLOURS.transpose(0, 3, 1, 2), y_train=Y, x_test=X, y_test=Y)
+    with refused(path, "x_test", "leave out --channels first"):
+        npz.load(path, Wanted(channels="first"))
 
 
 def test_fortran_order_and_other_byte_order(tmp_path):

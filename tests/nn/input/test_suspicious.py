@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -104,6 +105,27 @@ def test_images_that_are_all_alike() -> None:
     ]
     same[-1, -1] += 1  # one pixel of three millions is enough
     assert of_pixels(of(same, TEST_IMAGES), 255.0) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ((3, 28, 28), "images of 3 x 28 x 28 have 28 channels: if these are 3, use --channels first"),
+        ((1, 28, 28), "images of 1 x 28 x 28 have 28 channels: if these are 1, use --channels first"),
+        ((28, 28, 3), None),
+        ((3, 28, 3), None),
+        ((28, 28), None),
+        ((3, 28), None),
+    ],
+)
+def test_channels_in_the_first_place(shape: tuple[int, ...], line: str | None) -> None:
+    """Beside what else there is to say."""
+    pixels = math.prod(shape)
+    images = np.random.default_rng(0).integers(0, 256, (3, pixels), np.uint8)
+    lines = of_pixels(replace(of(images, None), image_shape=shape), 255.0)
+    assert lines == ([line] if line else [])
+    both = of_pixels(replace(of(images / np.float32(255), None), image_shape=shape), 255.0)
+    assert len(both) == (2 if line else 1) and "--pixel-scale" in both[0]
 
 
 # --- labels ----------------------------------------
