@@ -57,24 +57,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def read(path: Path) -> np.ndarray:
     """Read an image (height, width, 1 or 3), uint8. Raises UserError if it is damaged or too small."""
-    import numpy as np
-    from PIL import Image
+    from nn.input.class_folders import pixels
 
-    from nn.files.read import file_size, reading
-
-    file_size(path)
-    with reading(path):
-        content = path.read_bytes()
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-            pixels = np.array(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises nearly anything on bytes that it does not expect
-        raise UserError(f"{shown(path)}: is damaged or no PNG or JPEG: save it again") from error
-    if min(pixels.shape[:2]) < SIZE:
+    image = pixels(path)
+    if min(image.shape[:2]) < SIZE:
         raise UserError(f"{shown(path)}: is smaller than {SIZE} x {SIZE} pixels: give a larger image")
-    return pixels.reshape(*pixels.shape[:2], -1)
+    image = image.reshape(*image.shape[:2], -1)
+    return image[..., :3]  # without opacity
 
 
 def digit() -> np.ndarray:
