@@ -20,7 +20,7 @@ from nn.input.dataset import DEFAULT, NO_TEST, Dataset, Part, Wanted, validate
 from pyrt.errors import UserError, shown
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-MODES = {"L": "L", "1": "L", "RGB": "RGB", "P": "RGB", "RGBA": "RGBA"}
+MODES = {"L": "L", "1": "L", "LA": "L", "RGB": "RGB", "P": "RGB", "RGBA": "RGBA"}
 """What Pillow calls the kinds of pixels that are taken, of 8 bits a channel, and what each is turned into."""
 
 TRAIN, TESTS = "train", ("test", "val")

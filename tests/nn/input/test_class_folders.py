@@ -67,7 +67,7 @@ def test_a_folder_with_train_alone_and_one_with_all_three(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "kept"), [("L", "L"), ("RGB", "RGB"), ("RGBA", "RGBA"), ("1", "L"), ("P", "RGB")]
+    ("mode", "kept"), [("L", "L"), ("RGB", "RGB"), ("RGBA", "RGBA"), ("1", "L"), ("LA", "L"), ("P", "RGB")]
 )
 def test_kinds_of_pixels(tmp_path, mode, kept):
     source = fill(tmp_path, {f"{name}/1.png": packed(COLOURS[0], mode=mode) for name in "ab"})
