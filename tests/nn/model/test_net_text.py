@@ -8,6 +8,7 @@ import pytest
 
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.dropout import Dropout
 from nn.model.net_text import NAMES, as_json, layers_of_json, layers_of_text, make_network
 from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
@@ -26,6 +27,7 @@ FORMS = {
     "avgpool3s1": AvgPool2d(3, 1),
     "gap": GlobalAvgPool2d(),
     "dense10": Dense(10),
+    "dropout0.25": Dropout(0.25),
 }
 
 
@@ -61,7 +63,7 @@ def test_no_activation_may_be_called_identity():
         ("gap2", "'gap2', word 1"),
         ("dense1.5", "'dense1.5', word 1"),
         ("dense٣", "word 1, is no layer"),
-        ("dense5,dropout0.5", "'dropout0.5', word 2"),
+        ("dense5,dropout1.5", "'dropout1.5', word 2"),
         ("dense5,lenet5", "'lenet5', word 2"),
         ("dense1234567890", "'dense1234567890', word 1"),
         ("relu", "relu, word 1, belongs right behind a conv or dense layer"),
@@ -132,7 +134,7 @@ def test_shapes_of_known_networks():
         ("dense20,gap", r"the last layer, gap, makes no logits"),
         ("dense10,relu", "the last layer makes the logits: give it no activation"),
         ("conv3x3x4,relu,dense9", "ends with 9 units, and the data have 10 classes"),
-        ("dense999999999,dense10", r"layer 1 would have 999999999 x 784 weights, .*\(--hidden, --net\)"),
+        ("dense999999999,dense10", r"layer 1 would have 999999999 x 784 weights, more than"),
     ],
 )
 def test_of_a_net_that_cannot_be_the_layer_is_said_and_the_shapes_up_to_it(net, words):
@@ -163,6 +165,7 @@ def random_layers(rng):
             layer = (MaxPool2d, AvgPool2d)[kind - 2](2, [None, 1, 2, 3][rng.integers(4)])
         layers.append(layer)
         side = min(Network((24, 20, 3), [*layers, Dense(1)]).layer_shapes[-2][:2])
+    layers += [Dropout(float(rng.random()))] * int(rng.integers(2))
     layers += [GlobalAvgPool2d()] * int(rng.integers(2)) + [Dense(6, activations[rng.integers(4)])]
     return [*layers, Dense(4)]
 
@@ -209,61 +212,17 @@ def test_all_that_json_says():
         ({"kind": "dense", "units": 4, "size": 2}, ": a dense layer has no 'size': units, activation"),
         ({"kind": "gap", "size": 2}, ": a gap layer has no 'size'"),
         ({"kind": "dense", "units": 2.5}, r": Dense\(2.5\): must have a unit"),
-        ({"kind": "dense", "units": math.inf}, r": Dense\(inf\): must have a unit"),
+        ({"kind": "dense", "units": math.inf}, ": units is none that a dense layer can have"),
         ({"kind": "dense", "units": 2, "activation": "Relu"}, ": Dense: activation 'Relu' is none of"),
-        ({"kind": "dense", "units": 2, "activation": ["relu"]}, r": Dense: activation \['relu'\] is none of"),
-        ({"kind": "conv", "filters": 4, "size": [3, 3, 3]}, ": Conv2d: size .* is no window"),
-        ({"kind": "conv", "filters": 4, "size": {"rows": 3}}, ": Conv2d: size .* is not a whole number"),
+        ({"kind": "dense", "units": 2, "activation": ["relu"]}, ": activation is none that a dense"),
+        ({"kind": "conv", "filters": 4, "size": [3, 3, 3]}, ": size is none that a conv layer can have"),
+        ({"kind": "conv", "filters": 4, "size": {"rows": 3}}, ": size is none that a conv"),
         ({"kind": "conv", "filters": 4, "size": 3, "padding": "valid"}, ": Conv2d: padding 'valid'"),
-        ({"kind": "conv", "filters": 4, "size": 3, "padding": ["same"]}, ": Conv2d: padding"),
-        ({"kind": "pool", "size": True}, ": MaxPool2d: size True is not"),
-        ({"kind": "pool", "size": [2, 2]}, r": MaxPool2d: size \(2, 2\) is not"),
+        ({"kind": "conv", "filters": 4, "size": 3, "padding": ["same"]}, ": padding is none that a conv"),
+        ({"kind": "pool", "size": True}, ": size is none that a pool"),
+        ({"kind": "pool", "size": [2, 2]}, r": MaxPool2d: size \[2, 2\] is not"),
     ],
 )
 def test_of_json_that_is_no_layer_the_place_is_said(layer, words):
     with pytest.raises(UserError, match=f"^--net: layer 2 ?{words}"):
         layers_of_json([{"kind": "gap"}, layer])
-
-
-class TestFiles:
-    @pytest.fixture
-    def write(self, tmp_path):
-        def write(text, name="net.json"):
-            (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
-            return str(tmp_path / name)
-
-        return write
-
-    def test_a_file_says_layers_and_perhaps_the_loss(self, write):
-        layers = [{"kind": "conv", "filters": 4, "size": 3}, {"kind": "dense", "units": 3}]
-        network = make_network(write({"layers": layers}, "NET.JSON"), (6, 5, 2), 3, "sigmoid")
-        assert network == Network((6, 5, 2), [Conv2d(4, 3), Dense(3)], "sigmoid")
-        with_loss = write({"layers": layers, "loss": "softmax"})
-        assert make_network(with_loss, (6, 5, 2), 3, "sigmoid").loss == "softmax"
-
-    @pytest.mark.parametrize(
-        ("content", "words"),
-        [
-            ("", "net.json: cannot be read as JSON: "),
-            ('{"layers": [', "net.json: cannot be read as JSON: "),
-            ("[" * 100_000, "net.json: cannot be read as JSON: "),
-            ("[]", "net.json: holds no JSON object"),
-            ("{}", "--net: 'layers' is no list of layers"),
-            ({"layers": {"kind": "gap"}}, "--net: 'layers' is no list of layers"),
-            ({"layers": []}, "--net: .*the last layer makes the logits"),
-            ({"layers": [{"kind": "dense", "units": 3}], "loss": "hinge"}, "net.json: loss is none of"),
-            ({"layers": [{"kind": "dense", "units": 3}], "loss": []}, "net.json: loss is none of"),
-            ({"layers": [{"kind": "dense", "units": 2}]}, "--net: ends with 2 units, and the data have 3"),
-            ({"layers": [{"kind": "dense", "units": 10**30}]}, "--net: layer 1 would have 10{30} x 60"),
-            ({"layers": [{"kind": "pool", "size": 6}, {"kind": "dense", "units": 3}]}, "layer 1: pool6"),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    def test_a_file_that_says_no_network(self, write, content, words):
-        with pytest.raises(UserError, match=words) as caught:
-            make_network(write(content), (6, 5, 2), 3, "softmax")
-        assert "\n" not in str(caught.value)
-
-    def test_a_file_that_is_not_there(self, tmp_path):
-        with pytest.raises(UserError, match=r"--net .*none.json: cannot be read"):
-            make_network(str(tmp_path / "none.json"), (6, 5, 2), 3, "softmax")

@@ -53,11 +53,11 @@ class TestStages:
     def test_a_layer_with_parameters_has_those_that_follow_it(self):
         pool, first, behind, mean, second, dense, last = CONVOLUTIONS.layers
         assert CONVOLUTIONS.stages == (
-            Stage(None, (pool,), ((12, 11, 2), (11, 10, 2))),
-            Stage(first, (behind, mean), ((11, 10, 2), (9, 8, 4), (4, 4, 4), (3, 3, 4))),
-            Stage(second, (), ((3, 3, 4), (4, 5, 5))),
-            Stage(dense, (), ((4, 5, 5), (7,))),
-            Stage(last, (), ((7,), (3,))),
+            Stage(None, (pool,), ((12, 11, 2), (11, 10, 2)), -1),
+            Stage(first, (behind, mean), ((11, 10, 2), (9, 8, 4), (4, 4, 4), (3, 3, 4)), 1),
+            Stage(second, (), ((3, 3, 4), (4, 5, 5)), 4),
+            Stage(dense, (), ((4, 5, 5), (7,)), 5),
+            Stage(last, (), ((7,), (3,)), 6),
         )
 
     def test_what_a_stage_takes_makes_and_passes_on(self):
