@@ -6,7 +6,7 @@
 // six times; here it is written once.
 //
 // Block w x h threads, w a power of two; grid: x counts blocks down the rows (a block takes every gridDim.x-th group
-// of h rows), y across the channels, w V a block, V = 4 where that divides them, else 1. Shared memory: V sums
+// of h rows), y across the channels, w V a block, V = 4 or 2 where that divides them, else 1. Shared memory: V sums
 // a thread, at most 256 threads. Each block leaves the sums of its rows in its row of partials (gridDim.x x
 // channels), for column_sums to add up.
 //
@@ -17,7 +17,6 @@
 #include "nn/activations.cuh"
 
 const int THREADS = 256;
-const int AT_ONCE = 4;  // rows of a thread on their way
 
 template <int V>
 struct alignas(V * sizeof(real)) Reals {
@@ -41,43 +40,31 @@ struct Output {
     {
         if (dZ)
             *(Reals<V> *)(dZ + place) = dz;
-        if constexpr (V == 4) {
-            if (components)
-                split4({dz.of[0], dz.of[1], dz.of[2], dz.of[3]}, count, components + place, distance);
-        } else if (components) {
+        if (!components)
+            return;
+        if constexpr (V == 4)
+            split4({dz.of[0], dz.of[1], dz.of[2], dz.of[3]}, count, components + place, distance);
+        else if constexpr (V == 2)
+            split_pair(dz.of[0], dz.of[1], count, components + place, distance);
+        else
             split(dz.of[0], count, components + place, distance);
-        }
     }
 };
 
-// `gradient` gives V neighbours of dZ, from a row and a channel.
+// `gradient` stores V neighbours of dZ for a row and a channel, and returns their sum over what it has stored.
 template <int V, class Gradient>
 __device__ inline void make_output_gradient(const Output &output, const Gradient &gradient)
 {
     __shared__ real meeting[THREADS * 4];
     const int x = threadIdx.x, y = threadIdx.y, width = blockDim.x, height = blockDim.y;
     const int channel = (blockIdx.y * width + x) * V;
-    const int step = gridDim.x * height;
     Reals<V> sums = {};
     if (channel < output.channels)
-#pragma unroll 1
-        for (offset first = blockIdx.x * height + y; first < output.rows; first += (offset)step * AT_ONCE) {
-            // All of them are read before the first is written: a store would hold up the loads behind it.
-            Reals<V> dz[AT_ONCE];
+        for (int row = blockIdx.x * height + y; row < output.rows; row += gridDim.x * height) {
+            const Reals<V> dz = gradient.template make<V>(output, row, channel);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                dz[i] = first + (offset)i * step < output.rows
-                            ? gradient.template at<V>(first + (offset)i * step, channel)
-                            : Reals<V>{};
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                if (first + (offset)i * step < output.rows)
-                    output.store<V>((first + (offset)i * step) * output.channels + channel, dz[i]);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (int v = 0; v < V; v++)
-                    sums.of[v] += dz[i].of[v];
+            for (int v = 0; v < V; v++)
+                sums.of[v] += dz.of[v];
         }
     Reals<V> *mine = (Reals<V> *)meeting + y * width + x;
     *mine = sums;
@@ -100,7 +87,7 @@ struct ThroughActivation {
     const real *A, *dA;
 
     template <int V>
-    __device__ Reals<V> at(int row, int channel) const
+    __device__ Reals<V> make(const Output &output, int row, int channel) const
     {
         const offset place = (offset)row * channels + channel;
         const Reals<V> a = *(const Reals<V> *)(A + place);
@@ -108,6 +95,7 @@ struct ThroughActivation {
 #pragma unroll
         for (int v = 0; v < V; v++)
             dz.of[v] *= DERIVATIVE(a.of[v]);
+        output.store<V>(place, dz);
         return dz;
     }
 };
@@ -120,7 +108,7 @@ struct ThroughPooling {
     const real *B, *dB;
 
     template <int V>
-    __device__ Reals<V> at(int row, int channel) const
+    __device__ Reals<V> make(const Output &output, int row, int channel) const
     {
         const Place pixel(row, window.height, window.width, 1);
         const int last_y = window.last_window(pixel.y, window.top, window.out_height);
@@ -139,9 +127,61 @@ struct ThroughPooling {
                     if (largest.of[v] == place)
                         dz.of[v] += db.of[v] * DERIVATIVE(b.of[v]);
             }
+        output.store<V>((offset)row * window.channels + channel, dz);
         return dz;
     }
 };
+
+// The same where windows lie side by side: a row is a window then, and writes all its pixels. Beyond the last windows
+// of a row or a column there may be a part of one more, whose pixels nobody has: zeros.
+struct ThroughWindows {
+    Window window;
+    int across, down;  // windows an image, such parts included
+    const unsigned char *places;
+    const real *B, *dB;
+
+    template <int V>
+    __device__ Reals<V> make(const Output &output, int row, int channel) const
+    {
+        const Place at(row, down, across, 1);
+        Bytes<V> largest = {};
+        Reals<V> dz = {};
+        if (at.y < window.out_height && at.x < window.out_width) {
+            const offset place = ((offset)(at.n * window.out_height + at.y) * window.out_width + at.x) *
+                                     window.channels + channel;
+            largest = *(const Bytes<V> *)(places + place);
+            const Reals<V> b = *(const Reals<V> *)(B + place);
+            dz = *(const Reals<V> *)(dB + place);
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                dz.of[v] *= DERIVATIVE(b.of[v]);
+        }
+        const int first_y = at.y * window.rows, first_x = at.x * window.columns;
+        const int rows = min(window.rows, window.height - first_y);
+        const int columns = min(window.columns, window.width - first_x);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < columns; c++) {
+                Reals<V> pixel;
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    pixel.of[v] = largest.of[v] == r * window.columns + c ? dz.of[v] : 0;
+                const offset place = (offset)(at.n * window.height + first_y + r) * window.width + first_x + c;
+                output.store<V>(place * window.channels + channel, pixel);
+            }
+        return dz;
+    }
+};
+
+template <class Gradient>
+__device__ inline void make_output_gradient(const Output &output, const Gradient &gradient)
+{
+    if (output.channels % 4 == 0)
+        make_output_gradient<4>(output, gradient);
+    else if (output.channels % 2 == 0)
+        make_output_gradient<2>(output, gradient);
+    else
+        make_output_gradient<1>(output, gradient);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 through_activation(int rows, int channels, const real *A, const real *dA, real *dZ, bfloat16 *components,
@@ -150,10 +190,7 @@ through_activation(int rows, int channels, const real *A, const real *dA, real *
     wait_for_previous_kernel();
     const Output output = {rows, channels, dZ, components, count, distance, partials};
     const ThroughActivation gradient = {channels, A, dA};
-    if (channels % 4 == 0)
-        make_output_gradient<4>(output, gradient);
-    else
-        make_output_gradient<1>(output, gradient);
+    make_output_gradient(output, gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -163,10 +200,14 @@ through_pooling(int samples, int height, int width, int channels, int window_row
 {
     wait_for_previous_kernel();
     const Window window = {height, width, channels, window_rows, columns, stride, top, left, out_height, out_width};
-    const Output output = {samples * height * width, channels, dZ, components, count, distance, partials};
-    const ThroughPooling gradient = {window, places, B, dB};
-    if (channels % 4 == 0)
-        make_output_gradient<4>(output, gradient);
-    else
-        make_output_gradient<1>(output, gradient);
+    if (stride == window_rows && stride == columns) {
+        const int across = (width + stride - 1) / stride, down = (height + stride - 1) / stride;
+        const Output output = {samples * across * down, channels, dZ, components, count, distance, partials};
+        const ThroughWindows gradient = {window, across, down, places, B, dB};
+        make_output_gradient(output, gradient);
+    } else {
+        const Output output = {samples * height * width, channels, dZ, components, count, distance, partials};
+        const ThroughPooling gradient = {window, places, B, dB};
+        make_output_gradient(output, gradient);
+    }
 }

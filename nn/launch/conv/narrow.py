@@ -69,8 +69,9 @@ def bind_narrow(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PL
     each = 16 if filters > 8 else 8
     # Few windows: one a thread, so that there are blocks for all multiprocessors.
     windows = 4 if blocks(count, 4 * _THREADS) >= kernels.driver.multiprocessors else 1
-    constants: dict[str, str | int] = {"FILTERS": each, "WINDOWS": windows, "ACTIVATION": epilogue.activation}
-    kernel = kernels.kernel("conv/narrow", "narrow_forward", **constants)
+    kernel = kernels.kernel(
+        "conv/narrow", "narrow_forward", FILTERS=each, WINDOWS=windows, ACTIVATION=epilogue.activation
+    )
     images = work.images if isinstance(work, Convolution) else work.outputs
     return kernel.bind(
         (blocks(count, _THREADS * windows), blocks(filters, each)),

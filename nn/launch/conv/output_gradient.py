@@ -98,8 +98,8 @@ class OutputGradient(Work):
 
 
 def output_gradient_shape(rows: int, channels: int, driver: Driver) -> tuple[Grid, Block]:
-    """Return grid and block: a thread takes four channels, or one where four do not divide them."""
-    across = blocks(channels, 4 if channels % 4 == 0 else 1)
+    """Return grid and block: a thread takes four channels, two or one: what divides them."""
+    across = channels // next(width for width in (4, 2, 1) if channels % width == 0)
     width = min(1 << (across - 1).bit_length(), _THREADS)
     height = _THREADS // width
     down = min(blocks(rows, height), _BLOCKS_EACH * driver.multiprocessors)

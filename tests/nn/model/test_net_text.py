@@ -27,7 +27,7 @@ FORMS = {
     "avgpool3s1": AvgPool2d(3, 1),
     "gap": GlobalAvgPool2d(),
     "dense10": Dense(10),
-    "dropout0.5": Dropout(0.5),
+    "dropout0.25": Dropout(0.25),
 }
 
 
@@ -63,7 +63,7 @@ def test_no_activation_may_be_called_identity():
         ("gap2", "'gap2', word 1"),
         ("dense1.5", "'dense1.5', word 1"),
         ("dense٣", "word 1, is no layer"),
-        ("dense5,dropout1", "'dropout1', word 2"),
+        ("dense5,dropout1.5", "'dropout1.5', word 2"),
         ("dense5,lenet5", "'lenet5', word 2"),
         ("dense1234567890", "'dense1234567890', word 1"),
         ("relu", "relu, word 1, belongs right behind a conv or dense layer"),
@@ -134,7 +134,7 @@ def test_shapes_of_known_networks():
         ("dense20,gap", r"the last layer, gap, makes no logits"),
         ("dense10,relu", "the last layer makes the logits: give it no activation"),
         ("conv3x3x4,relu,dense9", "ends with 9 units, and the data have 10 classes"),
-        ("dense999999999,dense10", r"layer 1 would have 999999999 x 784 weights, more than 2\^31"),
+        ("dense999999999,dense10", r"layer 1 would have 999999999 x 784 weights, more than"),
     ],
 )
 def test_of_a_net_that_cannot_be_the_layer_is_said_and_the_shapes_up_to_it(net, words):
@@ -165,6 +165,7 @@ def random_layers(rng):
             layer = (MaxPool2d, AvgPool2d)[kind - 2](2, [None, 1, 2, 3][rng.integers(4)])
         layers.append(layer)
         side = min(Network((24, 20, 3), [*layers, Dense(1)]).layer_shapes[-2][:2])
+    layers += [Dropout(float(rng.random()))] * int(rng.integers(2))
     layers += [GlobalAvgPool2d()] * int(rng.integers(2)) + [Dense(6, activations[rng.integers(4)])]
     return [*layers, Dense(4)]
 
@@ -213,12 +214,12 @@ def test_all_that_json_says():
         ({"kind": "dense", "units": 2.5}, r": Dense\(2.5\): must have a unit"),
         ({"kind": "dense", "units": math.inf}, ": units is none that a dense layer can have"),
         ({"kind": "dense", "units": 2, "activation": "Relu"}, ": Dense: activation 'Relu' is none of"),
-        ({"kind": "dense", "units": 2, "activation": ["relu"]}, ": activation is none that a dense layer"),
+        ({"kind": "dense", "units": 2, "activation": ["relu"]}, ": activation is none that a dense"),
         ({"kind": "conv", "filters": 4, "size": [3, 3, 3]}, ": size is none that a conv layer can have"),
-        ({"kind": "conv", "filters": 4, "size": {"rows": 3}}, ": size is none that a conv layer can have"),
+        ({"kind": "conv", "filters": 4, "size": {"rows": 3}}, ": size is none that a conv"),
         ({"kind": "conv", "filters": 4, "size": 3, "padding": "valid"}, ": Conv2d: padding 'valid'"),
-        ({"kind": "conv", "filters": 4, "size": 3, "padding": ["same"]}, ": padding is none that"),
-        ({"kind": "pool", "size": True}, ": size is none that a pool layer can have"),
+        ({"kind": "conv", "filters": 4, "size": 3, "padding": ["same"]}, ": padding is none that a conv"),
+        ({"kind": "pool", "size": True}, ": size is none that a pool"),
         ({"kind": "pool", "size": [2, 2]}, r": MaxPool2d: size \[2, 2\] is not"),
     ],
 )
