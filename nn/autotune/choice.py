@@ -8,7 +8,7 @@ from pathlib import Path
 from nn.autotune.listed_step import Task
 from nn.model.network import Network
 from nn.parallel import plan_files
-from nn.parallel.plan import ROWS, Plan
+from nn.parallel.plan import Plan, by_samples
 from nn.problem.settings import Settings
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -51,6 +51,5 @@ def _named(settings: Settings, network: Network, ranks: int) -> Plan:
         groups, shards = map(int, settings.grid.split("x")) if settings.grid else (1, ranks)
         if groups * shards != ranks:
             raise UserError(f"--grid {settings.grid}: is for {groups * shards} ranks, not {ranks}")
-        by_samples = sum(ROWS not in network.layer(number).splits for number in network.numbers)
-        return Plan.model(groups, shards, network.depth, by_samples)
+        return Plan.model(groups, shards, network.depth, by_samples(network))
     return plan_files.load(Path(settings.plan))

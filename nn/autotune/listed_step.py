@@ -40,6 +40,7 @@ class Task:
     optimiser: Optimiser = _PLAIN
     gemm: str = "auto"
     math: str = "float32"
+    conv: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def kernels_on(driver: Driver, task: Task) -> Kernels | None:
     """Make the kernels of a device, null or not; None where NumPy computes."""
     if not driver.architecture:
         return None
-    return Kernels(KernelLibrary(driver), task.dtype, task.gemm, task.math)
+    return Kernels(KernelLibrary(driver), task.dtype, task.gemm, task.math, task.conv)
 
 
 class ListedStep:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nn.autotune.cost import Cost, Costing
 from nn.autotune.listed_step import on_null
 from nn.autotune.search import Search
-from nn.parallel.plan import Plan
+from nn.parallel.plan import Plan, by_samples
 from pyrt import tables
 from pyrt.errors import shown
 
@@ -81,11 +81,12 @@ def named(search: Search, best: Plan) -> dict[str, Plan]:
 
 def _grids(search: Search) -> list[Plan]:
     """Model plans: of one group, and some of several, the smallest groups first."""
-    depth, ranks, widest = search.task.network.depth, search.ranks, max(search.task.network.sizes)
+    network, ranks = search.task.network, search.ranks
+    widest, first = max(network.sizes), by_samples(network)
     sizes = [shards for shards in range(2, min(ranks, widest + 1)) if ranks % shards == 0]
     step = -(-len(sizes) // MOST_GRIDS) or 1
     chosen = [*sizes[::step], *([ranks] if ranks > 1 else [])]
-    return [Plan.model(ranks // shards, shards, depth) for shards in chosen]
+    return [Plan.model(ranks // shards, shards, network.depth, first) for shards in chosen]
 
 
 def _row(search: Search, name: str, cost: Cost) -> list[object]:

@@ -128,3 +128,9 @@ class Plan:
             return f"data: {self.groups} part(s) of each batch{why}"
         splits = ", ".join(f"W{layer} by {split}" for layer, split in enumerate(self.splits, 1))
         return f"{self.groups} group(s) of {self.shards} shards: {splits}{why}"
+
+
+def by_samples(network: Network) -> int:
+    """Count the first layers whose weights are not split: convolutions."""
+    can_be_split = [ROWS in network.layer(number).splits for number in network.numbers]
+    return can_be_split.index(True)  # the last layer is dense

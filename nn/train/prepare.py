@@ -66,7 +66,13 @@ def _choose_plan(
     if plan is not None:
         return plan
     task = Task(
-        network, problem.schedule.batch, settings.dtype, problem.optimiser, settings.gemm, settings.math
+        network,
+        problem.schedule.batch,
+        settings.dtype,
+        problem.optimiser,
+        settings.gemm,
+        settings.math,
+        settings.conv,
     )
     with runtime.phases.phase("choose plan"):
         return fastest_plan(job, runtime.driver, choice, task)
