@@ -18,6 +18,7 @@ from nn.model import reference
 from nn.model.net_text import make_network
 from pyrt.driver import Driver
 from pyrt.job import Job, join
+from tests import few
 from train import train
 
 NET = "dropout0.1,conv2x2x3,relu,pool2s1,dropout0.3,dense9,tanh,dropout0.5,dense7,sigmoid,dropout0.2,dense5"
@@ -89,7 +90,7 @@ def test_one_rank_drops_what_the_reference_does(options: Options, job: Job) -> N
     assert len(weights) == 3
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_ranks_drop_what_the_reference_does(options: Options, job: Job) -> None:
     """Split by samples, also where some ranks have none: batches of 2 of 5 samples, and 1."""
     for exchange in ("host", "blocking"):
@@ -97,7 +98,7 @@ def test_ranks_drop_what_the_reference_does(options: Options, job: Job) -> None:
     require_passed(train(dataclasses.replace(options, samples=5, batch=2), job))
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([4], of=[2, 3, 4]))
 @pytest.mark.parametrize("splits", SPLITS, ids="-".join)
 def test_ranks_that_share_layers_drop_what_the_reference_does(
     options: Options, job: Job, splits: tuple[str, ...]
@@ -136,7 +137,7 @@ def test_each_operation_is_that_of_numpy(options: Options, job: Job, driver: Dri
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([2, 4])
+@pytest.mark.parallel(few([2], of=[2, 4]))
 def test_ranks_with_kernels_drop_what_the_reference_does(options: Options, job: Job, driver: Driver) -> None:
     """Over peer memory, and through the host; also ranks without samples."""
     options = dataclasses.replace(options, device=driver.name, share_gpus=True)
