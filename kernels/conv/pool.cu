@@ -12,7 +12,7 @@
 // `places` gets where in its window, in row order, the largest pixel is: all that the way back needs. Of
 // equal pixels the first is the largest; a NaN is larger than any number.
 //
-// A thread takes V neighbouring channels, four where that divides them: so it reads whole vectors.
+// A thread takes V neighbouring channels, four or two where that divides them: so it reads whole vectors.
 template <int V>
 struct alignas(V * sizeof(real)) Reals {
     real of[V];
@@ -58,6 +58,8 @@ extern "C" __global__ void max_pool(int samples, int height, int width, int chan
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     if (channels % 4 == 0)
         largest<4>(w, samples, A, B, places);
+    else if (channels % 2 == 0)
+        largest<2>(w, samples, A, B, places);
     else
         largest<1>(w, samples, A, B, places);
 }
