@@ -1,6 +1,7 @@
 """Training steps of convolutional networks against the same in PyTorch, on one GPU, in one run.
 
     python3 -m bench nets
+    python3 bench/nets.py lenet5 vgg-small        some of them
 
 Ours is the loop as `train.py` runs it, data, losses and SGD with momentum included; PyTorch's step
 (bench/baselines/torch_nets.py) has its batch in GPU memory. ``x ours``: its time in steps of
@@ -35,7 +36,7 @@ NETS = {"lenet5": (128, 3000), "mnist-conv": (128, 3000), "vgg-small": (128, 102
 
 MATHS = ("float32", "tf32", "bf16")
 RATE = 1e-3
-EPOCHS, WARM_UP = 23, 3
+EPOCHS, WARM_UP = 12, 2
 IMAGES_AN_EPOCH = 12000
 """At most so many, but four batches."""
 
@@ -111,20 +112,22 @@ def baseline(*words: str) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    Parser("nets.py", __doc__).parse_args(arguments)
+    parser = Parser("nets.py", __doc__)
+    parser.add_argument("names", nargs="*", metavar="NET", help=f"{', '.join(NETS)} (default: all)")
+    names = parser.parse_args(arguments).names or list(NETS)
+    for name in names:
+        if name not in NETS:
+            parser.error(f"no network is called {name}: there are {', '.join(NETS)}")
     require_gpu()
-    mine = {
-        (name, batch, math): ours(name, batch, math)
-        for name, batches in NETS.items()
-        for batch in batches
-        for math in MATHS
-    }
-    try:
-        theirs = {(*line["what"], line["math"]): line for line in baseline()}
-    except UserError as error:
-        print(f"left out: {error}", flush=True)
-        theirs = {}
-    print(table(mine, theirs))
+    for name in names:
+        cases = [(name, batch, math) for batch in NETS[name] for math in MATHS]
+        mine = {case: ours(*case) for case in cases}
+        try:
+            theirs = {(*line["what"], line["math"]): line for line in baseline(name)}
+        except UserError as error:
+            print(f"left out: {error}", flush=True)
+            theirs = {}
+        print(f"\n{table(mine, theirs)}", flush=True)
     return 0
 
 

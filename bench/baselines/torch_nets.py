@@ -38,6 +38,7 @@ ROUNDS, SPAN = 20, 0.02
 
 def main(arguments: Sequence[str]) -> int:
     parser = Parser("torch_nets.py", __doc__)
+    parser.add_argument("names", nargs="*", metavar="NET", help="networks (default: all)")
     parser.add_argument("--layers", action="store_true", help="single convolutions")
     wanted = parser.parse_args(arguments)
     if torch is None or not torch.cuda.is_available():
@@ -50,8 +51,8 @@ def main(arguments: Sequence[str]) -> int:
                 for way, work in _layer_ways(layer, _dtype(math)).items():
                     _tell([str(layer), way], math, work)
         else:
-            for name, batches in NETS.items():
-                for batch in batches:
+            for name in wanted.names or NETS:
+                for batch in NETS[name]:
                     _tell([name, batch], math, _step(network_of(name), batch, _dtype(math)))
                     torch.cuda.empty_cache()
     return 0
