@@ -239,7 +239,7 @@ def refused(job, *words, code=2, ranks=2):
         (["--dtype", "float16"], ["--dtype", "float16", "float32"]),
         (["--nonsense"], ["--nonsense", "--help"]),
         (["--data", "missing"], ["missing", "embedded"]),
-        (["--data", "nn"], ["nn", "no data"]),
+        (["--data", "docs/figures"], ["docs/figures", "no data"]),
         (["--init", "missing.npz"], ["--init missing.npz"]),
         (["--init", "data/mnist5k.npz"], ["--init data/mnist5k.npz", "W1"]),
         (["--save", "missing/w.npz"], ["--save missing/w.npz", "missing"]),
