@@ -2,7 +2,7 @@
 #
 #   make run RANKS=2 ARGS="--hidden 512,256 --epochs 3"
 #   make test ARGS="-k gemm -x"
-#   make bench ARGS=gemm
+#   make bench ARGS="gemm conv"
 #   make report ARGS="scaling plans"
 
 .DEFAULT_GOAL := help
