@@ -31,7 +31,7 @@ def test_the_trained_weights_are_those_of_a_loop_written_out(tmp_path):
         samples=70, batch=30, momentum=0.8, shuffle=False, dtype="float64", save=tmp_path / "w.npz"
     )
     train(options)
-    digits = load_data("embedded")
+    digits = load_data(options.data)
     network = Network.dense((784, 9, 10), "sigmoid", "softmax")
     start = initial_values(network, "float64", options.seed)
     slices = [slice(0, 30), slice(30, 60), slice(60, 70)] * 2
@@ -86,7 +86,7 @@ def test_no_epochs_score_and_save_the_initial_weights(tmp_path):
     report = train(using(epochs=0, save=tmp_path / "w.npz"))
     start = initial_values(Network.dense((784, 9, 10), "sigmoid", "softmax"), "float32", 0)
     assert report.epochs == []
-    assert report.test.samples == 1000
+    assert report.test.samples == 110
     assert saved(tmp_path / "w.npz") == {name: (a.dtype.str, a.tobytes()) for name, a in start.items()}
 
 
@@ -111,8 +111,9 @@ def test_the_validation_set_is_the_end_of_the_training_set(digits):
 
 def test_evaluate_scores_as_the_training_run_did_and_writes_the_labels(tmp_path):
     weights, labels = tmp_path / "w.npz", tmp_path / "labels"
-    trained = train(using(save=weights, head="sigmoid"))
-    evaluated = train(using(evaluate=True, init=weights, predictions=labels, head="sigmoid"))
+    of_digits = using(data="embedded", head="sigmoid")
+    trained = train(using(of_digits, save=weights))
+    evaluated = train(using(of_digits, evaluate=True, init=weights, predictions=labels))
     assert evaluated.test == trained.test
     assert evaluated.epochs == []
     digits = load_data("embedded")
