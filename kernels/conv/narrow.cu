@@ -44,7 +44,7 @@ __device__ inline void add_products(real (&sums)[FILTERS], real pixel, const flo
 // Block of THREADS; the grid's x counts blocks across the windows, THREADS * WINDOWS each, y groups of FILTERS.
 // Dynamic shared memory: K * FILTERS numbers, the block's filters, a row for each k; static, a result a thread and filter. A thread makes FILTERS results
 // of WINDOWS windows: what it reads serves that many products. Neighbouring threads have neighbouring windows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, WINDOWS * FILTERS <= 8 ? 8 : WINDOWS == 1 ? 5 : 2)
 narrow_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                int out_height, int out_width, int filters, int turned, const real *X, const real *V,
                const real *bias, real *Y)
@@ -165,7 +165,7 @@ narrow_filters(int samples, int height, int width, int channels, int rows, int c
         const int here = min((offset)tile, count - first);
         __syncthreads();
         for (int row = threadIdx.x; row < here; row += blockDim.x) {
-            const Place at(first + row, out_height, out_width, 1);
+            const Place at((int)first + row, out_height, out_width, 1);
             const int y = w.pixel_y(at.y, 0), x = w.pixel_x(at.x, 0);
             corners[row] = {at.n * w.image() + ((offset)y * width + x) * channels, y, x};
         }

@@ -33,13 +33,14 @@ struct Window {
     }
 };
 
-// A place (n, y, x, channel) of a row-major array of so many rows, columns and channels.
+// A place (n, y, x, channel) of a row-major array of so many rows, columns and channels, from an index of 32 bits, or
+// of 64 where all samples need them: then the first division takes many instructions.
 struct Place {
     int n, y, x, channel;
 
-    __device__ Place(offset i, int rows, int columns, int channels)
+    template <class Index>
+    __device__ Place(Index i, int rows, int columns, int channels)
     {
-        // Products of sizes fit 31 bits but for all samples: one division of 64 bits, three of 32.
         const int size = rows * columns * channels;
         n = i / size;
         int rest = i - (offset)n * size;
