@@ -159,7 +159,7 @@ shared_forward(int samples, int height, int width, int channels, int rows, int c
 {
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
-    const Place block(blockIdx.x, parts_of(out_height, tile_rows), parts_of(out_width, tile_columns),
+    const Place block((offset)blockIdx.x, parts_of(out_height, tile_rows), parts_of(out_width, tile_columns),
                       parts_of(filters, EACH * blockDim.x));
     const offset filter = (offset)rows * columns * channels;
     const Image image = {A + block.n * w.image(), height, width, channels};
@@ -180,7 +180,7 @@ shared_input(int samples, int height, int width, int channels, int rows, int col
 {
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
-    Place block(blockIdx.x, parts_of(parts_of(height, stride), tile_rows),
+    Place block((offset)blockIdx.x, parts_of(parts_of(height, stride), tile_rows),
                 parts_of(parts_of(width, stride), tile_columns), parts_of(channels, EACH * blockDim.x));
     const int phases_down = min(stride, height), phases_across = min(stride, width);
     const int phase_y = block.n % phases_down, phase_x = block.n / phases_down % phases_across;
@@ -222,7 +222,7 @@ shared_filters(int samples, int height, int width, int channels, int rows, int c
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const int lanes = blockDim.x, groups = blockDim.y, lane = threadIdx.x, group = threadIdx.y;
-    const Place block(blockIdx.x, parts_of(rows * columns * tile_channels, EACH * groups),
+    const Place block((offset)blockIdx.x, parts_of(rows * columns * tile_channels, EACH * groups),
                       parts_of(channels, tile_channels), parts_of(filters, EACH * lanes));
     const int first_filter = block.channel * EACH * lanes, first_channel = block.x * tile_channels;
     const int count = min(tile_channels, channels - first_channel);
