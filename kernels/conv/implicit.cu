@@ -16,7 +16,7 @@
 
 #include "gemm/wgmma_tiles.cuh"
 
-// What is known of the windows; `map` finds what they see.
+// The windows of a convolution; `map` is how the tensor memory accelerator finds their pixels.
 struct Windows {
     const WindowMap *map;
     int samples, out_height, out_width, step, top, left;

@@ -14,7 +14,7 @@
 
 const int EACH = 4;
 
-// What the launch gives: the pixels of a patch, and behind them weights or gradients.
+// The shared memory of the launch: it holds the pixels of a patch, and behind them weights or gradients.
 __device__ inline real *shared_memory()
 {
     extern __shared__ __align__(16) real shared[];

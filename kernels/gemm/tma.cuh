@@ -185,7 +185,7 @@ __device__ inline void copy_box(void *tile, const TensorMap *map, int x, int y, 
                  "r"(z), "r"(0), "r"(shared_address(barrier)) : "memory");
 }
 
-// What cuTensorMapEncodeIm2col makes.
+// cuTensorMapEncodeIm2col makes it.
 struct alignas(64) WindowMap {
     char opaque[128];
 };

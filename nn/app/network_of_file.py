@@ -1,4 +1,4 @@
-"""What files tell of the network: that of --net, and with --evaluate that of --init."""
+"""Reads the network from files: from that of --net, and with --evaluate from that of --init."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 NAMES = tuple(_FITS)
 
 _LISTS = ("hidden", "activation")
-"""Those that a file may tell layer by layer. They say nothing where there is a ``net``."""
+"""A file may tell these layer by layer. Where it has a ``net``, they mean nothing."""
 
 _LONGEST = 100
 """Characters of a value in a message."""
@@ -218,7 +218,7 @@ def _are_of_net(headers: Mapping[str, Header], layers: Sequence[Layer]) -> bool:
     found = {name: header.shape for name, header in headers.items()}
     wanted: dict[str, tuple[int, ...]] = {}
     for number, layer in enumerate((layer for layer in layers if layer.has_parameters), 1):
-        # Of a convolution the last axis is that of the channels, of a dense layer that of the inputs.
+        # The last axis of W counts the channels of a convolution, and the inputs of a dense layer.
         inputs = found.get(f"W{number}", ())[-1:]
         shapes = layer.parameter_shapes((1, 1, *inputs))
         wanted |= {f"{name}{number}": shape for name, shape in shapes.items()}

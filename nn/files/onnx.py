@@ -141,7 +141,7 @@ class _Written:
     has_images: bool = False
     """Whether ``last`` are images, (N, channels, height, width)."""
     number: int = 0
-    """Of the last layer with parameters."""
+    """The number of the last layer with parameters."""
 
     @classmethod
     def of(cls, network: Network) -> _Written:
@@ -229,4 +229,4 @@ _NODES: dict[type, Callable[[_Written, Any, Shape], None]] = {
     GlobalAvgPool2d: _pool,
     Dropout: _dropout,
 }
-"""What writes the operators of a layer, by its type; its activation comes behind them."""
+"""Type of a layer -> the function that writes its operators; its activation comes behind them."""

@@ -1,4 +1,4 @@
-"""What every kind of layer is: shapes, parameters and their initial values, equations forward and back."""
+"""The base of all kinds of layers: shapes, parameters, initial values, equations forward and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nn.model import reference
 from pyrt.errors import UserError
 
 Shape = tuple[int, ...]
-"""Of one sample: (units,), or (height, width, channels) of an image."""
+"""The shape of one sample: (units,), or (height, width, channels) of an image."""
 
 IDENTITY = "identity"
 """The activation of a layer that has none."""

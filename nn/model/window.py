@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from pyrt.errors import UserError
 
@@ -82,6 +83,11 @@ class Window:
             for column in range(self.columns):
                 outs_x, ins_x = _seen(column - self.left, self.stride, self.width, self.out_width)
                 yield row, column, (slice(None), outs_y, outs_x), (slice(None), ins_y, ins_x)
+
+    def room(self, samples: int, dtype: DTypeLike) -> np.ndarray:
+        """Make zeros for the windows of so many images, as `gather` fills them."""
+        places = samples, self.out_height, self.out_width
+        return np.zeros((*places, self.rows, self.columns, self.channels), dtype)
 
     def gather(self, images: np.ndarray, windows: np.ndarray) -> None:
         """Copy images into their windows (n, out_height, out_width, rows, columns, channels).

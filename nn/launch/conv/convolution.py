@@ -85,10 +85,7 @@ class ConvolutionWork(Work):
         """Bind NumPy: windows laid out as a matrix, slice by slice."""
         window, dtype = self.window, self.images.dtype
         most = max(stop - start for start, stop in self.slices)
-        # What lies outside the images stays 0.
-        windows = np.zeros(
-            (most, window.out_height, window.out_width, window.rows, window.columns, window.channels), dtype
-        )
+        windows = window.room(most, dtype)  # what lies outside the images stays 0
         image = window.height, window.width, window.channels
         calls = []
         for number, (start, stop) in enumerate(self.slices):

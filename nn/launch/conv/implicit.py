@@ -10,7 +10,6 @@ import numpy as np
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import gathered, operands_of, result_of
-from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
 from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
@@ -217,27 +216,17 @@ class ImplicitConvolution(Work):
 
     def in_numpy(self) -> Compute:
         window, _ = gathered(self.work)
-        d, epilogue = self.result.host_view(), self.epilogue
-        bias = epilogue.bias.host_view() if epilogue.bias is not None else None
-        shape = (
-            self.work.samples,
-            window.out_height,
-            window.out_width,
-            window.rows,
-            window.columns,
-            window.channels,
-        )
-        windows = np.zeros(shape, np.float32)
+        d = self.result.host_view()
+        alpha, finish = np.float32(self.epilogue.alpha), self.epilogue.in_numpy(d)
+        windows = window.room(self.work.samples, np.float32)
         P = windows.reshape(-1, window.pixels)
 
         def compute() -> None:
             images = self.images.to_float32().reshape(-1, window.height, window.width, window.channels)
             window.gather(images, windows)
             matrix = self.matrix.to_float32()
-            d[:] = epilogue.alpha * (matrix.T @ P if self._of_filters else P @ matrix.T)
-            if bias is not None:
-                np.add(d, bias, out=d)
-            ACTIVATE_IN_PLACE[epilogue.activation](d)
+            np.multiply(matrix.T @ P if self._of_filters else P @ matrix.T, alpha, out=d)
+            finish()
 
         return compute
 

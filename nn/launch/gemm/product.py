@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch
@@ -85,6 +86,18 @@ class Epilogue:
         for name, array, shape in (("C", self.C, (M, N)), ("bias", self.bias, (N,))):
             if array is not None and array.shape != shape:
                 raise ValueError(f"gemm: {name} {array.shape} is not {shape}")
+
+    def in_numpy(self, d: np.ndarray) -> Compute:
+        """Bind what turns alpha P, in ``d`` (M, N), into D; of beta 0 alone."""
+        bias = self.bias.host_view() if self.bias is not None else None
+        activate = ACTIVATE_IN_PLACE[self.activation]
+
+        def compute() -> None:
+            if bias is not None:
+                np.add(d, bias, out=d)
+            activate(d)
+
+        return compute
 
 
 PLAIN = Epilogue()

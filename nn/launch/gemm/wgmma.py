@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.gemm.components import COMPONENTS, TILE_BYTES, Components, Split, reads_tf32
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.work import Compute, Work
@@ -187,17 +186,14 @@ class ComponentProduct(Work):
         return self.product.sizes
 
     def in_numpy(self) -> Compute:
-        d, epilogue = self.product.D.host_view(), self.epilogue
-        bias = epilogue.bias.host_view() if epilogue.bias is not None else None
-        activate = ACTIVATE_IN_PLACE[epilogue.activation]
+        d = self.product.D.host_view()
+        alpha, finish = np.float32(self.epilogue.alpha), self.epilogue.in_numpy(d)
 
         def compute() -> None:
             a, b = self.A.to_float32(), self.B.to_float32()
             a, b = a.T if self.product.transpose_a else a, b.T if self.product.transpose_b else b
-            np.multiply(a @ b, np.float32(epilogue.alpha), out=d)
-            if bias is not None:
-                np.add(d, bias, out=d)
-            activate(d)
+            np.multiply(a @ b, alpha, out=d)
+            finish()
 
         return compute
 
