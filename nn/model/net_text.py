@@ -163,12 +163,6 @@ def _may_be_set(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and abs(value) < 10**MOST_DIGITS)
 
 
-def as_json(layers: Sequence[Layer]) -> list[dict[str, Any]]:
-    """Write layers as `layers_of_json` reads them."""
-    names = {kind: name for name, kind in _KINDS.items()}
-    return [{"kind": names[type(layer)], **dataclasses.asdict(layer)} for layer in layers]  # type: ignore[call-overload]
-
-
 def make_network(net: str, image: tuple[int, ...], classes: int, loss: str) -> Network:
     """Make the network of a name or a text, for images of this shape.
 

@@ -41,7 +41,7 @@ from nn.input.validation_split import TAIL
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.initial import initial_values
-from nn.model.net_text import as_json, layers_of_text
+from nn.model.net_text import layers_of_text
 from nn.model.network import Network, text_of
 from nn.model.pool import MaxPool2d
 from nn.parallel import plan_files
@@ -52,6 +52,7 @@ from tests.nn.autotune.rates import HOPPER, random_rates
 from tests.nn.checkpoints.made import require_fits
 from tests.nn.input.conftest import pack_idx
 from tests.nn.input.made import cifar_files, pack_cifar, pack_images, pack_table
+from tests.nn.model.net_json import as_json
 
 with contextlib.suppress(ImportError):  # a reader that is watched imports nothing
     import safetensors.numpy  # noqa: F401

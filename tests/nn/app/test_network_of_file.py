@@ -11,10 +11,11 @@ from nn.app.network_of_file import options_of_file, with_network_of_file
 from nn.app.options import Options
 from nn.files import net_files, parameters
 from nn.model.initial import initial_values
-from nn.model.net_text import as_json, layers_of_text, make_network
+from nn.model.net_text import layers_of_text, make_network
 from nn.model.network import Network
 from pyrt.errors import UserError
 from pyrt.job import join
+from tests.nn.model.net_json import as_json
 from train import train
 
 NETWORK = Network.dense((6, 5, 4, 3), "tanh", "sigmoid")

@@ -6,9 +6,10 @@ import os
 import pytest
 
 from nn.files import net_files
-from nn.model.net_text import MOST_LAYERS, NAMES, as_json, layers_of, layers_of_text
+from nn.model.net_text import MOST_LAYERS, NAMES, layers_of, layers_of_text
 from nn.model.network import text_of
 from pyrt.errors import UserError
+from tests.nn.model.net_json import as_json
 
 DENSE = {"kind": "dense", "units": 3}
 

@@ -8,10 +8,11 @@ from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.dropout import Dropout, Part, halves, kept
 from nn.model.initial import initial_values
-from nn.model.net_text import as_json, layers_of_json, layers_of_text
+from nn.model.net_text import layers_of_json, layers_of_text
 from nn.model.network import Network, text_of
 from nn.model.philox import philox
 from pyrt.errors import UserError
+from tests.nn.model.net_json import as_json
 
 ALL = 0xFFFFFFFF
 KNOWN = [

@@ -9,10 +9,11 @@ import pytest
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.dropout import Dropout
-from nn.model.net_text import NAMES, as_json, layers_of_json, layers_of_text, make_network
+from nn.model.net_text import NAMES, layers_of_json, layers_of_text, make_network
 from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 from pyrt.errors import UserError
+from tests.nn.model.net_json import as_json
 
 FORMS = {
     "conv3x5x8": Conv2d(8, (3, 5)),
