@@ -1,0 +1,278 @@
+// Convolution of images of few channels at stride 1: a window that slides along a row shares all but one of its
+// columns with the one before. So a thread has ACROSS neighbouring windows, and each pixel that it reads serves as
+// many of them as have it; narrow.cu, for any window, reads it once for each.
+// constants: REAL=float COLUMNS=3|5 ACTIVATION=identity|sigmoid|tanh|relu
+//
+// With images X (samples, height, width, channels), filters V and their results Y (windows, filters), K numbers in
+// a window, as direct.cu has them:
+//   sliding_forward   Y = f(P V^T + bias). Also the gradient of images, of windows on dZ, with the filters turned
+//                     around: `turned`, V is then W (channels of P, places, filters of Y)
+//   sliding_filters   dV = dY^T P, as partial sums of the blocks, for column_sums to add up
+//
+// Both: a block has FILTERS of the filters (grid's y) and takes every gridDim.x-th tile: `band` rows of outputs of
+// `images` images (more than one only if a band is all rows), with the pixels that they need, a plane for each
+// channel, in shared memory. A plane's rows are `pitch` long, an odd number: neighbours are in different banks.
+
+#include "conv/window.cuh"
+#include "nn/activations.cuh"
+
+const int FILTERS = 8;
+const int ACROSS = 5;
+const int PIXELS = ACROSS + COLUMNS - 1;  // a row of ACROSS windows
+
+struct Tiles {
+    Window w;
+    int samples, images, band, pitch;
+
+    __device__ int plane() const { return min(band + w.rows - 1, w.height) * pitch; }
+    __device__ int image() const { return w.channels * plane(); }
+    __device__ int segments() const { return (w.out_width + ACROSS - 1) / ACROSS; }
+    __device__ int bands() const { return (w.out_height + band - 1) / band; }
+    __device__ int count() const { return (samples + images - 1) / images * bands(); }
+};
+
+// A tile: its first image and row of outputs, and how many of both it has.
+struct Tile {
+    int image, images, row, rows;
+    int top;            // the row of pixels that is a plane's first
+    offset first_line;  // of all images' rows of outputs; the tile's follow it
+
+    __device__ Tile(const Tiles &tiles, int number)
+    {
+        const int bands = tiles.bands();
+        image = number / bands * tiles.images;
+        row = number % bands * tiles.band;
+        images = min(tiles.images, tiles.samples - image);
+        rows = min(tiles.band, tiles.w.out_height - row);
+        top = max(0, row - tiles.w.top);
+        first_line = (offset)image * tiles.w.out_height + row;
+    }
+
+    __device__ int lines() const { return images * rows; }
+};
+
+// Zeros beside what tiles write: once is enough.
+__device__ inline void clear(real *numbers, int size)
+{
+    for (int i = threadIdx.x; i < size; i += blockDim.x)
+        numbers[i] = 0;
+}
+
+// How a block goes over numbers of lines of `size` of them: a thread stays at its place of a line, and goes down the
+// lines. Such a line is windows with `here` of their `filters` numbers.
+struct Line {
+    int size, here, filters, span, first, row, step;
+
+    __device__ Line(int size, int here, int filters) : size(size), here(here), filters(filters)
+    {
+        span = min(size, (int)blockDim.x);
+        row = threadIdx.x / span;
+        first = threadIdx.x - row * span;
+        step = blockDim.x / span;
+        if (row >= step)
+            first = size;
+    }
+
+    __device__ int place(int j) const { return j / here * filters + j % here; }  // in the whole line
+};
+
+// sums += pixels, neighbours, times four filters' numbers.
+template <int N>
+__device__ inline void add_products(real (&sums)[N][FILTERS], int f, const real *pixels, float4 v)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sums[i][f] += pixels[i] * v.x;
+        sums[i][f + 1] += pixels[i] * v.y;
+        sums[i][f + 2] += pixels[i] * v.z;
+        sums[i][f + 3] += pixels[i] * v.w;
+    }
+}
+
+// Copies the pixels of a tile.
+__device__ inline void load_pixels(const Tiles &tiles, const Tile &tile, const real *X, real *planes)
+{
+    const Window &w = tiles.w;
+    const Line line(w.width * w.channels, w.channels, w.channels);
+    const int rows = min(tile.row - w.top + tile.rows + w.rows - 1, w.height) - tile.top;
+    for (int i = line.first; i < line.size; i += line.span) {
+        const int x = i / w.channels, channel = i - x * w.channels;
+        for (int image = 0; image < tile.images; image++) {
+            const real *from = X + (tile.image + image) * w.image() + (offset)tile.top * line.size + i;
+            real *to = planes + image * tiles.image() + channel * tiles.plane() + x + w.left;
+#pragma unroll 4
+            for (int row = line.row; row < rows; row += line.step)
+                to[row * tiles.pitch] = from[(offset)row * line.size];
+        }
+    }
+}
+
+// Block: a multiple of the segments of a row, ACROSS windows each, up to 192 threads; so a thread stays in its columns.
+// Dynamic shared memory: K * FILTERS weights; ACROSS * FILTERS numbers a thread, which results go through, so that
+// neighbours write neighbours; then the planes.
+extern "C" __global__ void __launch_bounds__(192, 3)
+sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
+                int out_height, int out_width, int images, int band, int pitch, int filters, int turned,
+                const real *X, const real *V, const real *bias, real *Y)
+{
+    extern __shared__ __align__(16) real weights[];
+    wait_for_previous_kernel();
+    const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
+                         samples, images, band, pitch};
+    const Window &w = tiles.w;
+    const int K = rows * COLUMNS * channels, places = rows * COLUMNS, first_filter = blockIdx.y * FILTERS;
+    const int here = min(FILTERS, filters - first_filter);
+    real *results = weights + K * FILTERS, *planes = results + blockDim.x * (ACROSS * FILTERS);
+    // In the order (row, channel, column) of the loops below.
+    for (int i = threadIdx.x; i < K * FILTERS; i += blockDim.x) {
+        const int f = i % FILTERS, k = i / FILTERS;
+        const int column = k % COLUMNS, channel = k / COLUMNS % channels, row = k / COLUMNS / channels;
+        const int place = row * COLUMNS + column;
+        real weight = 0;
+        if (f < here)
+            weight = turned ? V[((offset)channel * places + places - 1 - place) * filters + first_filter + f]
+                            : V[(offset)(first_filter + f) * K + place * channels + channel];
+        weights[i] = weight;
+    }
+    clear(planes, images * tiles.image());
+    real start[FILTERS];
+#pragma unroll
+    for (int f = 0; f < FILTERS; f++)
+        start[f] = bias && f < here ? bias[first_filter + f] : 0;
+
+    const int segments = tiles.segments(), at_once = blockDim.x / segments, padded = segments * ACROSS;
+    const int own = threadIdx.x / segments, x = (threadIdx.x - own * segments) * ACROSS;
+    for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
+        const Tile tile(tiles, number);
+        __syncthreads();
+        load_pixels(tiles, tile, X, planes);
+        __syncthreads();
+        for (int first = 0; first < tile.lines(); first += at_once) {
+            const int lines = min(at_once, tile.lines() - first);
+            if (own < lines) {
+                const int image = (first + own) / tile.rows, y = first + own - image * tile.rows;
+                real sums[ACROSS][FILTERS] = {};
+                for (int r = 0; r < rows; r++) {
+                    const int pixel_y = tile.row + y + r - top;
+                    if (pixel_y < 0 || pixel_y >= height)
+                        continue;
+                    const real *line = planes + image * tiles.image() + (pixel_y - tile.top) * pitch + x;
+                    const float4 *next = (const float4 *)weights + r * channels * (COLUMNS * FILTERS / 4);
+                    for (int c = 0; c < channels; c++, line += tiles.plane()) {
+                        real pixels[PIXELS];
+#pragma unroll
+                        for (int i = 0; i < PIXELS; i++)
+                            pixels[i] = line[i];
+#pragma unroll
+                        for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+                            for (int f = 0; f < FILTERS; f += 4)
+                                add_products<ACROSS>(sums, f, pixels + column, *next++);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < ACROSS; i++)
+#pragma unroll
+                    for (int f = 0; f < FILTERS; f++)
+                        sums[i][f] = ACTIVATE(sums[i][f] + start[f]);
+                real *to = results + (own * padded + x) * here;
+                if (here == FILTERS)
+#pragma unroll
+                    for (int i = 0; i < ACROSS * FILTERS; i += 4)
+                        *(float4 *)(to + i) = *(const float4 *)(sums[i / FILTERS] + i % FILTERS);
+                else
+#pragma unroll
+                    for (int i = 0; i < ACROSS; i++)
+#pragma unroll
+                        for (int f = 0; f < FILTERS; f++)
+                            if (f < here)
+                                to[i * here + f] = sums[i][f];
+            }
+            __syncthreads();
+            const Line each(out_width * here, here, filters);
+            for (int j = each.first; j < each.size; j += each.span) {
+                real *to = Y + (tile.first_line + first) * out_width * filters + first_filter + each.place(j);
+#pragma unroll 4
+                for (int one = each.row; one < lines; one += each.step)
+                    to[(offset)one * out_width * filters] = results[one * padded * here + j];
+            }
+            __syncthreads();
+        }
+    }
+}
+
+// Block of any number of threads, a multiple of 32 up to 256; of them `slices` groups, each of a thread for each row
+// and channel of a window, share the segments of a tile. A thread makes COLUMNS x FILTERS sums. Dynamic shared memory:
+// the gradients of a tile, ACROSS * FILTERS numbers a segment, then the planes; used again for the slices to meet:
+// COLUMNS * FILTERS numbers a thread. Each block leaves its sums in its row of partials, filters * K long.
+extern "C" __global__ void __launch_bounds__(256, 1)
+sliding_filters(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
+                int out_height, int out_width, int images, int band, int pitch, int filters, int slices,
+                const real *X, const real *dY, real *partials)
+{
+    extern __shared__ __align__(16) real gradients[];
+    wait_for_previous_kernel();
+    const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
+                         samples, images, band, pitch};
+    const Window &w = tiles.w;
+    const int segments = tiles.segments(), padded = segments * ACROSS;
+    const int first_filter = blockIdx.y * FILTERS, here = min(FILTERS, filters - first_filter);
+    const int each = rows * channels, slice = threadIdx.x / each, own = threadIdx.x - slice * each;
+    const int r = own / channels, channel = own - r * channels;
+    real *planes = gradients + images * band * padded * FILTERS;
+    clear(gradients, images * (band * padded * FILTERS + tiles.image()));
+
+    real sums[COLUMNS][FILTERS] = {};
+    for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
+        const Tile tile(tiles, number);
+        __syncthreads();
+        load_pixels(tiles, tile, X, planes);
+        const Line line(out_width * here, here, filters);
+        for (int j = line.first; j < line.size; j += line.span) {
+            const real *from = dY + tile.first_line * out_width * filters + first_filter + line.place(j);
+            real *to = gradients + j / here * FILTERS + j % here;
+#pragma unroll 4
+            for (int one = line.row; one < tile.lines(); one += line.step)
+                to[one * padded * FILTERS] = from[(offset)one * out_width * filters];
+        }
+        __syncthreads();
+        if (slice < slices)
+            for (int i = slice; i < tile.lines() * segments; i += slices) {
+                const int one = i / segments, x = (i - one * segments) * ACROSS;
+                const int image = one / tile.rows, y = one - image * tile.rows;
+                const int pixel_y = tile.row + y + r - top;
+                if (pixel_y < 0 || pixel_y >= height)
+                    continue;
+                const real *from = planes + image * tiles.image() + channel * tiles.plane() +
+                                   (pixel_y - tile.top) * pitch + x;
+                const float4 *next = (const float4 *)gradients + i * (ACROSS * FILTERS / 4);
+                real pixels[PIXELS];
+#pragma unroll
+                for (int j = 0; j < PIXELS; j++)
+                    pixels[j] = from[j];
+#pragma unroll
+                for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+                    for (int f = 0; f < FILTERS; f += 4)
+                        add_products<COLUMNS>(sums, f, pixels + j, *next++);
+            }
+    }
+    __syncthreads();
+    real *meeting = gradients;
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+        for (int f = 0; f < FILTERS; f++)
+            meeting[(column * FILTERS + f) * blockDim.x + threadIdx.x] = sums[column][f];
+    __syncthreads();
+    const int K = each * COLUMNS;
+    for (int i = threadIdx.x; i < here * K; i += blockDim.x) {
+        const int f = i / K, k = i - f * K, c = k % channels, place = k / channels;
+        const int row = place / COLUMNS, column = place - row * COLUMNS;
+        const real *from = meeting + (column * FILTERS + f) * blockDim.x + row * channels + c;
+        real sum = 0;
+        for (int one = 0; one < slices; one++)
+            sum += from[one * each];
+        partials[((offset)blockIdx.x * filters + first_filter + f) * K + k] = sum;
+    }
+}
