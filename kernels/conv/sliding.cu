@@ -2,6 +2,7 @@
 // columns with the one before. So a thread has ACROSS neighbouring windows, and each pixel that it reads serves as
 // many of them as have it; narrow.cu, for any window, reads it once for each.
 // constants: REAL=float COLUMNS=3|5 ACTIVATION=identity|sigmoid|tanh|relu
+// architectures: sm_80 sm_90a
 //
 // With images X (samples, height, width, channels), filters V and their results Y (windows, filters), K numbers in
 // a window, as direct.cu has them:
@@ -13,6 +14,7 @@
 // `images` images (more than one only if a band is all rows), with the pixels that they need, a plane for each
 // channel, in shared memory. A plane's rows are `pitch` long, an odd number: neighbours are in different banks.
 
+#include "async_copies.cuh"
 #include "conv/window.cuh"
 #include "nn/activations.cuh"
 
@@ -51,19 +53,11 @@ struct Tile {
     __device__ int lines() const { return images * rows; }
 };
 
-// Zeros beside what tiles write: once is enough.
-__device__ inline void clear(real *numbers, int size)
-{
-    for (int i = threadIdx.x; i < size; i += blockDim.x)
-        numbers[i] = 0;
-}
-
-// How a block goes over numbers of lines of `size` of them: a thread stays at its place of a line, and goes down the
-// lines. Such a line is windows with `here` of their `filters` numbers.
+// How a block goes over lines of `size` items: a thread stays at its item, and goes down the lines.
 struct Line {
-    int size, here, filters, span, first, row, step;
+    int size, span, first, row, step;
 
-    __device__ Line(int size, int here, int filters) : size(size), here(here), filters(filters)
+    __device__ Line(int size) : size(size)
     {
         span = min(size, (int)blockDim.x);
         row = threadIdx.x / span;
@@ -72,9 +66,32 @@ struct Line {
         if (row >= step)
             first = size;
     }
-
-    __device__ int place(int j) const { return j / here * filters + j % here; }  // in the whole line
 };
+
+// Zeros beside what tiles write: once is enough.
+__device__ inline void clear(real *numbers, int size)
+{
+    for (int i = threadIdx.x; i < size; i += blockDim.x)
+        numbers[i] = 0;
+}
+
+// Starts to copy the pixels of a tile.
+__device__ inline void load_pixels(AsyncCopies &copies, const Tiles &tiles, const Tile &tile, const real *X,
+                                   real *planes)
+{
+    const Window &w = tiles.w;
+    const Line line(w.width * w.channels);
+    const int rows = min(tile.row - w.top + tile.rows + w.rows - 1, w.height) - tile.top;
+    for (int i = line.first; i < line.size; i += line.span) {
+        const int x = i / w.channels, channel = i - x * w.channels;
+        for (int image = 0; image < tile.images; image++) {
+            const real *from = X + (tile.image + image) * w.image() + (offset)tile.top * line.size + i;
+            real *to = planes + image * tiles.image() + channel * tiles.plane() + x + w.left;
+            for (int row = line.row; row < rows; row += line.step)
+                copies.start<4>(to + row * tiles.pitch, from + (offset)row * line.size, 1);
+        }
+    }
+}
 
 // sums += pixels, neighbours, times four filters' numbers.
 template <int N>
@@ -89,27 +106,26 @@ __device__ inline void add_products(real (&sums)[N][FILTERS], int f, const real 
     }
 }
 
-// Copies the pixels of a tile.
-__device__ inline void load_pixels(const Tiles &tiles, const Tile &tile, const real *X, real *planes)
+// Starts to copy the block's filters in the order (row, channel, column, filter), zeros for those that there are not.
+__device__ inline void load_weights(AsyncCopies &copies, const Window &w, int filters, int first_filter, bool turned,
+                                    const real *V, real *weights)
 {
-    const Window &w = tiles.w;
-    const Line line(w.width * w.channels, w.channels, w.channels);
-    const int rows = min(tile.row - w.top + tile.rows + w.rows - 1, w.height) - tile.top;
-    for (int i = line.first; i < line.size; i += line.span) {
-        const int x = i / w.channels, channel = i - x * w.channels;
-        for (int image = 0; image < tile.images; image++) {
-            const real *from = X + (tile.image + image) * w.image() + (offset)tile.top * line.size + i;
-            real *to = planes + image * tiles.image() + channel * tiles.plane() + x + w.left;
-#pragma unroll 4
-            for (int row = line.row; row < rows; row += line.step)
-                to[row * tiles.pitch] = from[(offset)row * line.size];
-        }
+    const int places = w.rows * COLUMNS, K = places * w.channels, here = min(FILTERS, filters - first_filter);
+    for (int i = threadIdx.x; i < K * FILTERS; i += blockDim.x) {
+        const int f = i % FILTERS, k = i / FILTERS;  // neighbours read neighbours where the filters are turned
+        const int place = k / w.channels, channel = k - place * w.channels;
+        const int row = place / COLUMNS, column = place - row * COLUMNS;
+        const real *from = V;
+        if (f < here)
+            from += turned ? ((offset)channel * places + places - 1 - place) * filters + first_filter + f
+                           : (offset)(first_filter + f) * K + k;
+        copies.start<4>(weights + ((row * w.channels + channel) * COLUMNS + column) * FILTERS + f, from, f < here);
     }
 }
 
-// Block: a multiple of the segments of a row, ACROSS windows each, up to 192 threads; so a thread stays in its columns.
-// Dynamic shared memory: K * FILTERS weights; ACROSS * FILTERS numbers a thread, which results go through, so that
-// neighbours write neighbours; then the planes.
+// Block: a multiple of the segments of a row, ACROSS windows each, up to 192 threads, one for each segment of a tile;
+// so a thread stays in its columns. Dynamic shared memory: K * FILTERS weights; the planes, and in their place
+// ACROSS * FILTERS results of each thread: through it neighbours write neighbours.
 extern "C" __global__ void __launch_bounds__(192, 3)
 sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                 int out_height, int out_width, int images, int band, int pitch, int filters, int turned,
@@ -119,85 +135,94 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
     wait_for_previous_kernel();
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
-    const Window &w = tiles.w;
-    const int K = rows * COLUMNS * channels, places = rows * COLUMNS, first_filter = blockIdx.y * FILTERS;
-    const int here = min(FILTERS, filters - first_filter);
-    real *results = weights + K * FILTERS, *planes = results + blockDim.x * (ACROSS * FILTERS);
-    // In the order (row, channel, column) of the loops below.
-    for (int i = threadIdx.x; i < K * FILTERS; i += blockDim.x) {
-        const int f = i % FILTERS, k = i / FILTERS;
-        const int column = k % COLUMNS, channel = k / COLUMNS % channels, row = k / COLUMNS / channels;
-        const int place = row * COLUMNS + column;
-        real weight = 0;
-        if (f < here)
-            weight = turned ? V[((offset)channel * places + places - 1 - place) * filters + first_filter + f]
-                            : V[(offset)(first_filter + f) * K + place * channels + channel];
-        weights[i] = weight;
-    }
-    clear(planes, images * tiles.image());
+    const int first_filter = blockIdx.y * FILTERS, here = min(FILTERS, filters - first_filter);
+    real *planes = weights + rows * COLUMNS * channels * FILTERS, *results = planes;
+    AsyncCopies copies;
+    load_weights(copies, tiles.w, filters, first_filter, turned, V, weights);
     real start[FILTERS];
 #pragma unroll
     for (int f = 0; f < FILTERS; f++)
         start[f] = bias && f < here ? bias[first_filter + f] : 0;
 
-    const int segments = tiles.segments(), at_once = blockDim.x / segments, padded = segments * ACROSS;
+    const int segments = tiles.segments(), padded = segments * ACROSS;
     const int own = threadIdx.x / segments, x = (threadIdx.x - own * segments) * ACROSS;
+    const Line line(out_width * here);
     for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
         const Tile tile(tiles, number);
+        clear(planes, tile.images * tiles.image());
         __syncthreads();
-        load_pixels(tiles, tile, X, planes);
+        load_pixels(copies, tiles, tile, X, planes);
+        copies.end_group();
+        copies.wait<0>();
         __syncthreads();
-        for (int first = 0; first < tile.lines(); first += at_once) {
-            const int lines = min(at_once, tile.lines() - first);
-            if (own < lines) {
-                const int image = (first + own) / tile.rows, y = first + own - image * tile.rows;
-                real sums[ACROSS][FILTERS] = {};
-                for (int r = 0; r < rows; r++) {
-                    const int pixel_y = tile.row + y + r - top;
-                    if (pixel_y < 0 || pixel_y >= height)
-                        continue;
-                    const real *line = planes + image * tiles.image() + (pixel_y - tile.top) * pitch + x;
-                    const float4 *next = (const float4 *)weights + r * channels * (COLUMNS * FILTERS / 4);
-                    for (int c = 0; c < channels; c++, line += tiles.plane()) {
-                        real pixels[PIXELS];
+        real sums[ACROSS][FILTERS] = {};
+        if (own < tile.lines()) {
+            const int image = own / tile.rows, y = own - image * tile.rows;
+            for (int r = 0; r < rows; r++) {
+                const int pixel_y = tile.row + y + r - top;
+                if (pixel_y < 0 || pixel_y >= height)
+                    continue;
+                const real *pixel = planes + image * tiles.image() + (pixel_y - tile.top) * pitch + x;
+                const float4 *next = (const float4 *)weights + r * channels * (COLUMNS * FILTERS / 4);
+                for (int c = 0; c < channels; c++, pixel += tiles.plane()) {
+                    real pixels[PIXELS];
 #pragma unroll
-                        for (int i = 0; i < PIXELS; i++)
-                            pixels[i] = line[i];
+                    for (int i = 0; i < PIXELS; i++)
+                        pixels[i] = pixel[i];
 #pragma unroll
-                        for (int column = 0; column < COLUMNS; column++)
+                    for (int column = 0; column < COLUMNS; column++)
 #pragma unroll
-                            for (int f = 0; f < FILTERS; f += 4)
-                                add_products<ACROSS>(sums, f, pixels + column, *next++);
-                    }
+                        for (int f = 0; f < FILTERS; f += 4)
+                            add_products<ACROSS>(sums, f, pixels + column, *next++);
                 }
+            }
+#pragma unroll
+            for (int i = 0; i < ACROSS; i++)
+#pragma unroll
+                for (int f = 0; f < FILTERS; f++)
+                    sums[i][f] = ACTIVATE(sums[i][f] + start[f]);
+        }
+        __syncthreads();
+        if (own < tile.lines()) {
+            real *to = results + (own * padded + x) * here;
+            if (here == FILTERS)
+#pragma unroll
+                for (int i = 0; i < ACROSS * FILTERS; i += 4)
+                    *(float4 *)(to + i) = *(const float4 *)(sums[i / FILTERS] + i % FILTERS);
+            else
 #pragma unroll
                 for (int i = 0; i < ACROSS; i++)
 #pragma unroll
                     for (int f = 0; f < FILTERS; f++)
-                        sums[i][f] = ACTIVATE(sums[i][f] + start[f]);
-                real *to = results + (own * padded + x) * here;
-                if (here == FILTERS)
-#pragma unroll
-                    for (int i = 0; i < ACROSS * FILTERS; i += 4)
-                        *(float4 *)(to + i) = *(const float4 *)(sums[i / FILTERS] + i % FILTERS);
-                else
-#pragma unroll
-                    for (int i = 0; i < ACROSS; i++)
-#pragma unroll
-                        for (int f = 0; f < FILTERS; f++)
-                            if (f < here)
-                                to[i * here + f] = sums[i][f];
-            }
-            __syncthreads();
-            const Line each(out_width * here, here, filters);
-            for (int j = each.first; j < each.size; j += each.span) {
-                real *to = Y + (tile.first_line + first) * out_width * filters + first_filter + each.place(j);
-#pragma unroll 4
-                for (int one = each.row; one < lines; one += each.step)
-                    to[(offset)one * out_width * filters] = results[one * padded * here + j];
-            }
-            __syncthreads();
+                        if (f < here)
+                            to[i * here + f] = sums[i][f];
         }
+        __syncthreads();
+        for (int j = line.first; j < line.size; j += line.span) {
+            const int window = j / here, f = j - window * here;
+            real *to = Y + (tile.first_line * out_width + window) * filters + first_filter + f;
+#pragma unroll 4
+            for (int row = line.row; row < tile.lines(); row += line.step)
+                to[(offset)row * out_width * filters] = results[row * padded * here + j];
+        }
+        __syncthreads();
+    }
+}
+
+// Starts to copy the gradients of a tile's outputs, V filters at once.
+template <int V>
+__device__ inline void load_gradients(AsyncCopies &copies, const Tiles &tiles, const Tile &tile, int filters,
+                                      int first_filter, const real *dY, real *gradients)
+{
+    const int across = min(FILTERS, filters - first_filter) / V, padded = tiles.segments() * ACROSS;
+    const int width = tiles.w.out_width;
+    const Line line(width * across);
+    for (int j = line.first; j < line.size; j += line.span) {
+        const int window = j / across, f = (j - window * across) * V;
+        const real *from = dY + (tile.first_line * width + window) * filters + first_filter + f;
+        real *to = gradients + window * FILTERS + f;
+        for (int row = line.row; row < tile.lines(); row += line.step)
+            copies.start<4 * V>(to + row * padded * FILTERS, from + (offset)row * width * filters, V);
     }
 }
 
@@ -205,7 +230,7 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
 // and channel of a window, share the segments of a tile. A thread makes COLUMNS x FILTERS sums. Dynamic shared memory:
 // the gradients of a tile, ACROSS * FILTERS numbers a segment, then the planes; used again for the slices to meet:
 // COLUMNS * FILTERS numbers a thread. Each block leaves its sums in its row of partials, filters * K long.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(256, 2)
 sliding_filters(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                 int out_height, int out_width, int images, int band, int pitch, int filters, int slices,
                 const real *X, const real *dY, real *partials)
@@ -214,42 +239,42 @@ sliding_filters(int samples, int height, int width, int channels, int rows, int 
     wait_for_previous_kernel();
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
-    const Window &w = tiles.w;
     const int segments = tiles.segments(), padded = segments * ACROSS;
     const int first_filter = blockIdx.y * FILTERS, here = min(FILTERS, filters - first_filter);
     const int each = rows * channels, slice = threadIdx.x / each, own = threadIdx.x - slice * each;
     const int r = own / channels, channel = own - r * channels;
     real *planes = gradients + images * band * padded * FILTERS;
     clear(gradients, images * (band * padded * FILTERS + tiles.image()));
+    AsyncCopies copies;
 
     real sums[COLUMNS][FILTERS] = {};
     for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
         const Tile tile(tiles, number);
         __syncthreads();
-        load_pixels(tiles, tile, X, planes);
-        const Line line(out_width * here, here, filters);
-        for (int j = line.first; j < line.size; j += line.span) {
-            const real *from = dY + tile.first_line * out_width * filters + first_filter + line.place(j);
-            real *to = gradients + j / here * FILTERS + j % here;
-#pragma unroll 4
-            for (int one = line.row; one < tile.lines(); one += line.step)
-                to[one * padded * FILTERS] = from[(offset)one * out_width * filters];
-        }
+        load_pixels(copies, tiles, tile, X, planes);
+        if (filters % 4 == 0 && here % 4 == 0)
+            load_gradients<4>(copies, tiles, tile, filters, first_filter, dY, gradients);
+        else if (filters % 2 == 0)
+            load_gradients<2>(copies, tiles, tile, filters, first_filter, dY, gradients);
+        else
+            load_gradients<1>(copies, tiles, tile, filters, first_filter, dY, gradients);
+        copies.end_group();
+        copies.wait<0>();
         __syncthreads();
         if (slice < slices)
             for (int i = slice; i < tile.lines() * segments; i += slices) {
-                const int one = i / segments, x = (i - one * segments) * ACROSS;
-                const int image = one / tile.rows, y = one - image * tile.rows;
+                const int row = i / segments, x = (i - row * segments) * ACROSS;
+                const int image = row / tile.rows, y = row - image * tile.rows;
                 const int pixel_y = tile.row + y + r - top;
                 if (pixel_y < 0 || pixel_y >= height)
                     continue;
-                const real *from = planes + image * tiles.image() + channel * tiles.plane() +
-                                   (pixel_y - tile.top) * pitch + x;
+                const real *pixel = planes + image * tiles.image() + channel * tiles.plane() +
+                                    (pixel_y - tile.top) * pitch + x;
                 const float4 *next = (const float4 *)gradients + i * (ACROSS * FILTERS / 4);
                 real pixels[PIXELS];
 #pragma unroll
                 for (int j = 0; j < PIXELS; j++)
-                    pixels[j] = from[j];
+                    pixels[j] = pixel[j];
 #pragma unroll
                 for (int j = 0; j < ACROSS; j++)
 #pragma unroll

@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from nn.launch.conv import sliding
-from nn.launch.conv.convolution import Convolution
-from nn.launch.conv.sliding import bind_sliding, fits_sliding
-from nn.launch.gemm.product import Epilogue
+from nn.launch.conv.sliding import bind_sliding
 from nn.launch.kernels import Kernels
-from pyrt.driver.cpu import CpuDriver
-from pyrt.arrays import DeviceArray
-from tests.kernels.test_convolution import Case, KINDS
-from tests.nn.model import loops
+from tests.kernels.test_convolution import KINDS, Case
 
 CASES = {
     "one pixel": ((1, 1, 1), (3, 3), 1, 1, 1, 1),
@@ -41,7 +36,7 @@ def test_same_bits_twice(kernels, device, rng, monkeypatch, case, kind, shared):
     case = Case(rng, np.float32, *case)
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     monkeypatch.setattr(sliding, "_SHARED_BYTES", shared << 10)
-    if sliding._tiles_on(kernels.driver, first) is None:
+    if sliding.tiles_of(first, shared << 10, 1) is None:
         pytest.skip("no row fits into so little")
     device.run(bind_sliding(kernels, first), bind_sliding(kernels, second))
     case.check(kind, result)

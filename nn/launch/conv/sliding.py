@@ -25,8 +25,8 @@ _FILTERS, _ACROSS = 8, 5
 _COLUMNS = (3, 5)
 _FORWARD_THREADS, _FILTER_THREADS = 192, 256
 
-_USUAL_THREADS = 128
-"""Threads of a forward block: enough to load its tile, few enough that there are several on a multiprocessor."""
+_LEAST_THREADS = 128
+"""Threads of a forward block, where its tile has fewer segments: they load it together."""
 
 _SHARED_BYTES = 72 * 1024
 """Shared memory of a block, where there is so much: three are on a multiprocessor of 228 KB."""
@@ -35,41 +35,28 @@ _LEAST_SHARED_BYTES = 48 * 1024
 """What every GPU gives a block."""
 
 _BLOCKS_EACH = 4
-"""Blocks a multiprocessor that share the tiles."""
+"""Blocks a multiprocessor, at most, that share the tiles."""
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """How the rows of outputs are cut into tiles: ``band`` rows of ``images`` images each."""
+class Tiles:
+    """Windows cut into tiles: ``band`` rows of outputs of ``images`` images each; ``count`` of them."""
 
+    window: Window
     images: int
     band: int
     count: int
 
-    @classmethod
-    def of(cls, samples: int, window: Window, numbers: int, extra: int, least: int) -> Tiling | None:
-        """Choose the largest tiles that fit into so many numbers of shared memory.
+    @property
+    def pixels(self) -> int:
+        """Count the numbers of the planes of one image."""
+        window = self.window
+        return window.channels * min(self.band + window.rows - 1, window.height) * _pitch(window)
 
-        A tile has the pixels of its images, and ``extra`` numbers for each row of outputs. There are at least
-        ``least`` tiles if there are so many images. None if no row fits.
-        """
-
-        def size(band: int) -> int:
-            return _planes(window, band) + band * extra
-
-        height = window.out_height
-        bands = next((count for count in range(1, height + 1) if size(blocks(height, count)) <= numbers), 0)
-        if bands == 0:
-            return None
-        band, images = blocks(height, bands), 1
-        if bands == 1:
-            images = max(1, min(numbers // size(band), samples // least, _most_images(window)))
-        return cls(images, band, blocks(samples, images) * blocks(height, band))
-
-
-def _most_images(window: Window) -> int:
-    """Return how many images have as many segments as a block has threads."""
-    return max(1, _USUAL_THREADS // (window.out_height * _segments(window)))
+    @property
+    def segments(self) -> int:
+        """Count the segments of one image."""
+        return self.band * _segments(self.window)
 
 
 def _segments(window: Window) -> int:
@@ -81,86 +68,86 @@ def _pitch(window: Window) -> int:
     return (_segments(window) * _ACROSS + window.columns - 1) | 1
 
 
-def _planes(window: Window, band: int) -> int:
-    return window.channels * min(band + window.rows - 1, window.height) * _pitch(window)
-
-
 def fits_sliding(work: ConvolutionWork) -> bool:
     """Return whether the kernels can do the work."""
     window, _ = gathered(work)
     if window.stride > 1 or window.columns not in _COLUMNS or min(window.top, window.left) < 0:
         return False
-    if isinstance(work, FilterGradient):
-        return (
-            window.rows * window.channels <= _FILTER_THREADS
-            and _tiles(work, _LEAST_SHARED_BYTES, 1) is not None
-        )
-    return _segments(window) <= _FORWARD_THREADS and _tiles(work, _LEAST_SHARED_BYTES, 1) is not None
+    if isinstance(work, FilterGradient) and window.rows * window.channels > _FILTER_THREADS:
+        return False
+    return tiles_of(work, _LEAST_SHARED_BYTES, 1) is not None
 
 
-def _tiles(work: ConvolutionWork, shared: int, multiprocessors: int) -> Tiling | None:
-    """Choose the tiles of a convolution: at least two for each multiprocessor, if there are so many images."""
+def tiles_of(work: ConvolutionWork, shared: int, multiprocessors: int) -> Tiles | None:
+    """Choose the largest tiles that fit into so many bytes of shared memory; None where no row does.
+
+    There are at least two for each multiprocessor, if there are so many images.
+    """
     window, _ = gathered(work)
+    height = window.out_height
+    for bands in range(1, height + 1):
+        tiles = Tiles(window, 1, blocks(height, bands), work.samples * bands)
+        if not _fits(work, tiles, shared):
+            continue
+        tiles = Tiles(window, 1, tiles.band, work.samples * blocks(height, tiles.band))
+        most = work.samples // (2 * multiprocessors) if bands == 1 else 1
+        for images in range(2, most + 1):
+            more = Tiles(window, images, height, blocks(work.samples, images))
+            if not _fits(work, more, shared):
+                break
+            tiles = more
+        return tiles
+    return None
+
+
+def _fits(work: ConvolutionWork, tiles: Tiles, shared: int) -> bool:
+    """Return whether a block has the shared memory and, unless its threads share segments, a thread for each."""
+    if tiles.images == 1 and isinstance(work, FilterGradient):
+        return _shared(work, tiles) <= shared
+    return tiles.images * tiles.segments <= _FORWARD_THREADS and _shared(work, tiles) <= shared
+
+
+def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
+    """Count the bytes of shared memory of a block."""
+    window, outputs = tiles.window, tiles.images * tiles.segments * _ACROSS * _FILTERS
+    planes = tiles.images * tiles.pixels
     if isinstance(work, FilterGradient):
-        room, each = 0, _segments(window) * _ACROSS * _FILTERS
-    else:
-        room, each = window.pixels * _FILTERS + _threads(window) * _ACROSS * _FILTERS, 0
-    numbers = shared // 4 - room
-    return Tiling.of(work.samples, window, numbers, each, 2 * multiprocessors)
-
-
-def _tiles_on(driver: Driver, work: ConvolutionWork) -> Tiling | None:
-    return _tiles(work, min(_SHARED_BYTES, driver.shared_memory), driver.multiprocessors)
-
-
-def _threads(window: Window) -> int:
-    """Return the threads of a forward block: whole rows of segments."""
-    segments = _segments(window)
-    return max(1, _USUAL_THREADS // segments) * segments
+        return 4 * max(outputs + planes, _FILTER_THREADS * window.columns * _FILTERS)
+    return 4 * (window.pixels * _FILTERS + max(outputs, planes))
 
 
 def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
     """Bind a convolution, with the bias and the activation of an epilogue."""
     if isinstance(work, FilterGradient):
         return _bind_filters(kernels, work)
-    window, _ = gathered(work)
-    tiles, threads = _tiles_on(kernels.driver, work), _threads(window)
-    assert tiles is not None
-    result = result_of(work)
+    tiles, segments = _tiles_on(kernels.driver, work), _segments(gathered(work)[0])
+    window, result = tiles.window, result_of(work)
     filters = result.shape[1]
-    groups = blocks(filters, _FILTERS)
-    kernel = _kernel(kernels, "sliding_forward", window, epilogue.activation)
+    lines = max(tiles.images * tiles.band, _LEAST_THREADS // segments)
     images = work.images if isinstance(work, Convolution) else work.outputs
-    numbers = (
-        window.pixels * _FILTERS + threads * _ACROSS * _FILTERS + tiles.images * _planes(window, tiles.band)
-    )
-    return kernel.bind(
-        (_across(kernels, tiles, groups), groups),
-        (threads,),
+    return _kernel(kernels, "sliding_forward", window, epilogue.activation).bind(
+        _grid(kernels.driver, tiles, filters),
+        (lines * segments,),
         *window_arguments(work.samples, window),
         *(tiles.images, tiles.band, _pitch(window), filters, int(isinstance(work, InputGradient))),
         *(images, work.filters, epilogue.bias, result),
-        shared=4 * numbers,
+        shared=_shared(work, tiles),
     )
 
 
 def _bind_filters(kernels: Kernels, work: FilterGradient) -> Launch:
-    driver, window, filters = kernels.driver, work.window, work.filter_count
-    tiles = _tiles_on(driver, work)
-    assert tiles is not None
-    each, groups = window.rows * window.channels, blocks(filters, _FILTERS)
+    tiles, window = _tiles_on(kernels.driver, work), work.window
+    each = window.rows * window.channels
     slices = _FILTER_THREADS // each
-    threads = blocks(slices * each, 32) * 32
-    across = _across(kernels, tiles, groups)
-    partials = DeviceArray.empty(driver, (across, work.filters.size), np.float32)
-    gradients = tiles.band * _segments(window) * _ACROSS * _FILTERS
-    tile = tiles.images * (gradients + _planes(window, tiles.band))
+    grid = _grid(kernels.driver, tiles, work.filter_count)
+    partials = DeviceArray.empty(kernels.driver, (grid[0], work.filters.size), np.float32)
     launch = _kernel(kernels, "sliding_filters", window, "identity").bind(
-        (across, groups),
-        (threads,),
+        grid,
+        (blocks(slices * each, 32) * 32,),
         *window_arguments(work.samples, window),
-        *(tiles.images, tiles.band, _pitch(window), filters, slices, work.images, work.outputs, partials),
-        shared=4 * max(tile, threads * window.columns * _FILTERS),
+        *(tiles.images, tiles.band, _pitch(window), work.filter_count, slices),
+        *(work.images, work.outputs, partials),
+        shared=_shared(work, tiles),
     )
     sums = ColumnSums(partials, work.filters.reshape(work.filters.size))
     return in_order([launch, sums.on_device(kernels)])
@@ -170,6 +157,14 @@ def _kernel(kernels: Kernels, name: str, window: Window, activation: str) -> Ker
     return kernels.kernel("conv/sliding", name, COLUMNS=window.columns, ACTIVATION=activation)
 
 
-def _across(kernels: Kernels, tiles: Tiling, groups: int) -> int:
-    """Return the blocks that share the tiles for one group of filters."""
-    return min(tiles.count, blocks(_BLOCKS_EACH * kernels.driver.multiprocessors, groups))
+def _tiles_on(driver: Driver, work: ConvolutionWork) -> Tiles:
+    tiles = tiles_of(work, min(_SHARED_BYTES, driver.shared_memory), driver.multiprocessors)
+    assert tiles is not None, "`fits_sliding` says whether there are any"
+    return tiles
+
+
+def _grid(driver: Driver, tiles: Tiles, filters: int) -> tuple[int, int]:
+    """Return the blocks that share the tiles, each as many of them, and the groups of filters."""
+    groups = blocks(filters, _FILTERS)
+    most = blocks(_BLOCKS_EACH * driver.multiprocessors, groups)
+    return blocks(tiles.count, blocks(tiles.count, most)), groups
