@@ -82,13 +82,17 @@ __device__ inline void load_pixels(AsyncCopies &copies, const Tiles &tiles, cons
     const Window &w = tiles.w;
     const Line line(w.width * w.channels);
     const int rows = min(tile.row - w.top + tile.rows + w.rows - 1, w.height) - tile.top;
+    const int from_step = line.step * line.size, to_step = line.step * tiles.pitch;
     for (int i = line.first; i < line.size; i += line.span) {
         const int x = i / w.channels, channel = i - x * w.channels;
         for (int image = 0; image < tile.images; image++) {
-            const real *from = X + (tile.image + image) * w.image() + (offset)tile.top * line.size + i;
-            real *to = planes + image * tiles.image() + channel * tiles.plane() + x + w.left;
-            for (int row = line.row; row < rows; row += line.step)
-                copies.start<4>(to + row * tiles.pitch, from + (offset)row * line.size, 1);
+            const real *from = X + (tile.image + image) * w.image() + (offset)(tile.top + line.row) * line.size + i;
+            real *to = planes + image * tiles.image() + channel * tiles.plane() + line.row * tiles.pitch + x + w.left;
+            for (int row = line.row; row < rows; row += line.step) {
+                copies.start<4>(to, from, 1);
+                from += from_step;
+                to += to_step;
+            }
         }
     }
 }
@@ -124,8 +128,8 @@ __device__ inline void load_weights(AsyncCopies &copies, const Window &w, int fi
 }
 
 // Block: a multiple of the segments of a row, ACROSS windows each, up to 192 threads, one for each segment of a tile;
-// so a thread stays in its columns. Dynamic shared memory: K * FILTERS weights; the planes, and in their place
-// ACROSS * FILTERS results of each thread: through it neighbours write neighbours.
+// so a thread stays in its columns. Dynamic shared memory: K * FILTERS weights; ACROSS * FILTERS results of each
+// thread, so that neighbours write neighbours; the planes.
 extern "C" __global__ void __launch_bounds__(192, 3)
 sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                 int out_height, int out_width, int images, int band, int pitch, int filters, int turned,
@@ -136,7 +140,9 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
     const int first_filter = blockIdx.y * FILTERS, here = min(FILTERS, filters - first_filter);
-    real *planes = weights + rows * COLUMNS * channels * FILTERS, *results = planes;
+    real *results = weights + rows * COLUMNS * channels * FILTERS;
+    real *planes = results + blockDim.x * (ACROSS * FILTERS);
+    clear(planes, images * tiles.image());
     AsyncCopies copies;
     load_weights(copies, tiles.w, filters, first_filter, turned, V, weights);
     real start[FILTERS];
@@ -144,19 +150,18 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
     for (int f = 0; f < FILTERS; f++)
         start[f] = bias && f < here ? bias[first_filter + f] : 0;
 
-    const int segments = tiles.segments(), padded = segments * ACROSS;
+    const int count = tiles.count(), segments = tiles.segments(), padded = segments * ACROSS;
     const int own = threadIdx.x / segments, x = (threadIdx.x - own * segments) * ACROSS;
     const Line line(out_width * here);
-    for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
+    for (int number = blockIdx.x; number < count; number += gridDim.x) {
         const Tile tile(tiles, number);
-        clear(planes, tile.images * tiles.image());
         __syncthreads();
         load_pixels(copies, tiles, tile, X, planes);
         copies.end_group();
         copies.wait<0>();
         __syncthreads();
-        real sums[ACROSS][FILTERS] = {};
         if (own < tile.lines()) {
+            real sums[ACROSS][FILTERS] = {};
             const int image = own / tile.rows, y = own - image * tile.rows;
             for (int r = 0; r < rows; r++) {
                 const int pixel_y = tile.row + y + r - top;
@@ -176,36 +181,26 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
                             add_products<ACROSS>(sums, f, pixels + column, *next++);
                 }
             }
+            float4 *to = (float4 *)(results + threadIdx.x * (ACROSS * FILTERS));
 #pragma unroll
             for (int i = 0; i < ACROSS; i++)
 #pragma unroll
-                for (int f = 0; f < FILTERS; f++)
-                    sums[i][f] = ACTIVATE(sums[i][f] + start[f]);
-        }
-        __syncthreads();
-        if (own < tile.lines()) {
-            real *to = results + (own * padded + x) * here;
-            if (here == FILTERS)
-#pragma unroll
-                for (int i = 0; i < ACROSS * FILTERS; i += 4)
-                    *(float4 *)(to + i) = *(const float4 *)(sums[i / FILTERS] + i % FILTERS);
-            else
-#pragma unroll
-                for (int i = 0; i < ACROSS; i++)
-#pragma unroll
-                    for (int f = 0; f < FILTERS; f++)
-                        if (f < here)
-                            to[i * here + f] = sums[i][f];
+                for (int f = 0; f < FILTERS; f += 4)
+                    *to++ = {ACTIVATE(sums[i][f] + start[f]), ACTIVATE(sums[i][f + 1] + start[f + 1]),
+                             ACTIVATE(sums[i][f + 2] + start[f + 2]), ACTIVATE(sums[i][f + 3] + start[f + 3])};
         }
         __syncthreads();
         for (int j = line.first; j < line.size; j += line.span) {
             const int window = j / here, f = j - window * here;
-            real *to = Y + (tile.first_line * out_width + window) * filters + first_filter + f;
+            const real *from = results + (line.row * padded + window) * FILTERS + f;
+            real *to = Y + ((tile.first_line + line.row) * out_width + window) * filters + first_filter + f;
 #pragma unroll 4
-            for (int row = line.row; row < tile.lines(); row += line.step)
-                to[(offset)row * out_width * filters] = results[row * padded * here + j];
+            for (int row = line.row; row < tile.lines(); row += line.step) {
+                *to = *from;
+                from += line.step * padded * FILTERS;
+                to += line.step * out_width * filters;
+            }
         }
-        __syncthreads();
     }
 }
 
@@ -217,12 +212,16 @@ __device__ inline void load_gradients(AsyncCopies &copies, const Tiles &tiles, c
     const int across = min(FILTERS, filters - first_filter) / V, padded = tiles.segments() * ACROSS;
     const int width = tiles.w.out_width;
     const Line line(width * across);
+    const int from_step = line.step * width * filters, to_step = line.step * padded * FILTERS;
     for (int j = line.first; j < line.size; j += line.span) {
         const int window = j / across, f = (j - window * across) * V;
-        const real *from = dY + (tile.first_line * width + window) * filters + first_filter + f;
-        real *to = gradients + window * FILTERS + f;
-        for (int row = line.row; row < tile.lines(); row += line.step)
-            copies.start<4 * V>(to + row * padded * FILTERS, from + (offset)row * width * filters, V);
+        const real *from = dY + ((tile.first_line + line.row) * width + window) * filters + first_filter + f;
+        real *to = gradients + (line.row * padded + window) * FILTERS + f;
+        for (int row = line.row; row < tile.lines(); row += line.step) {
+            copies.start<4 * V>(to, from, V);
+            from += from_step;
+            to += to_step;
+        }
     }
 }
 
@@ -246,9 +245,10 @@ sliding_filters(int samples, int height, int width, int channels, int rows, int 
     real *planes = gradients + images * band * padded * FILTERS;
     clear(gradients, images * (band * padded * FILTERS + tiles.image()));
     AsyncCopies copies;
+    const int count = tiles.count();
 
     real sums[COLUMNS][FILTERS] = {};
-    for (int number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
+    for (int number = blockIdx.x; number < count; number += gridDim.x) {
         const Tile tile(tiles, number);
         __syncthreads();
         load_pixels(copies, tiles, tile, X, planes);

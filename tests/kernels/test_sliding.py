@@ -28,7 +28,7 @@ def kernels(library):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("shared", [72, 8, 5], ids="{} KB".format)
+@pytest.mark.parametrize("shared", [72, 30, 24], ids="{} KB".format)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_bits_twice(kernels, device, rng, monkeypatch, case, kind, shared):

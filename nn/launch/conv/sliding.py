@@ -34,8 +34,8 @@ _SHARED_BYTES = 72 * 1024
 _LEAST_SHARED_BYTES = 48 * 1024
 """What every GPU gives a block."""
 
-_BLOCKS_EACH = 4
-"""Blocks a multiprocessor, at most, that share the tiles."""
+_FORWARD_BLOCKS, _FILTER_BLOCKS = 3, 2
+"""Blocks for whose registers a multiprocessor has room: all run at once, and share the tiles."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +109,29 @@ def _fits(work: ConvolutionWork, tiles: Tiles, shared: int) -> bool:
 
 def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
     """Count the bytes of shared memory of a block."""
-    window, outputs = tiles.window, tiles.images * tiles.segments * _ACROSS * _FILTERS
-    planes = tiles.images * tiles.pixels
+    window, planes = tiles.window, tiles.images * tiles.pixels
     if isinstance(work, FilterGradient):
+        outputs = tiles.images * tiles.segments * _ACROSS * _FILTERS
         return 4 * max(outputs + planes, _FILTER_THREADS * window.columns * _FILTERS)
-    return 4 * (window.pixels * _FILTERS + max(outputs, planes))
+    return 4 * (window.pixels * _FILTERS + _forward_threads(tiles) * _ACROSS * _FILTERS + planes)
+
+
+def _forward_threads(tiles: Tiles) -> int:
+    """Return the threads of a forward block: a thread for each segment, and no row of them in part."""
+    segments = _segments(tiles.window)
+    return max(tiles.images * tiles.band, _LEAST_THREADS // segments) * segments
 
 
 def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
     """Bind a convolution, with the bias and the activation of an epilogue."""
     if isinstance(work, FilterGradient):
         return _bind_filters(kernels, work)
-    tiles, segments = _tiles_on(kernels.driver, work), _segments(gathered(work)[0])
-    window, result = tiles.window, result_of(work)
-    filters = result.shape[1]
-    lines = max(tiles.images * tiles.band, _LEAST_THREADS // segments)
+    tiles, result = _tiles_on(kernels.driver, work), result_of(work)
+    window, filters = tiles.window, result.shape[1]
     images = work.images if isinstance(work, Convolution) else work.outputs
     return _kernel(kernels, "sliding_forward", window, epilogue.activation).bind(
-        _grid(kernels.driver, tiles, filters),
-        (lines * segments,),
+        _grid(tiles, filters, _FORWARD_BLOCKS * kernels.driver.multiprocessors),
+        (_forward_threads(tiles),),
         *window_arguments(work.samples, window),
         *(tiles.images, tiles.band, _pitch(window), filters, int(isinstance(work, InputGradient))),
         *(images, work.filters, epilogue.bias, result),
@@ -139,7 +143,7 @@ def _bind_filters(kernels: Kernels, work: FilterGradient) -> Launch:
     tiles, window = _tiles_on(kernels.driver, work), work.window
     each = window.rows * window.channels
     slices = _FILTER_THREADS // each
-    grid = _grid(kernels.driver, tiles, work.filter_count)
+    grid = _grid(tiles, work.filter_count, _FILTER_BLOCKS * kernels.driver.multiprocessors)
     partials = DeviceArray.empty(kernels.driver, (grid[0], work.filters.size), np.float32)
     launch = _kernel(kernels, "sliding_filters", window, "identity").bind(
         grid,
@@ -163,8 +167,7 @@ def _tiles_on(driver: Driver, work: ConvolutionWork) -> Tiles:
     return tiles
 
 
-def _grid(driver: Driver, tiles: Tiles, filters: int) -> tuple[int, int]:
+def _grid(tiles: Tiles, filters: int, most: int) -> tuple[int, int]:
     """Return the blocks that share the tiles, each as many of them, and the groups of filters."""
     groups = blocks(filters, _FILTERS)
-    most = blocks(_BLOCKS_EACH * driver.multiprocessors, groups)
-    return blocks(tiles.count, blocks(tiles.count, most)), groups
+    return blocks(tiles.count, blocks(tiles.count, max(1, most // groups))), groups
