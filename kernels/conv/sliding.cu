@@ -127,12 +127,12 @@ __device__ inline void load_weights(AsyncCopies &copies, const Window &w, int fi
     }
 }
 
-// Block: a multiple of the segments of a row, ACROSS windows each, up to 192 threads, one for each segment of a tile;
-// so a thread stays in its columns. Dynamic shared memory: K * FILTERS weights; ACROSS * FILTERS results of each
-// thread, so that neighbours write neighbours; the planes.
-extern "C" __global__ void __launch_bounds__(192, 3)
+// Block: `parts` groups of threads, a part of the channels each; in a group one for each segment of a tile, ACROSS
+// windows of a row, and a multiple of the segments of a row; up to 192 threads. Dynamic shared memory: K * FILTERS
+// weights; ACROSS * FILTERS sums of each thread, where parts meet and neighbours write neighbours; the planes.
+extern "C" __global__ void __launch_bounds__(192, 2)
 sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
-                int out_height, int out_width, int images, int band, int pitch, int filters, int turned,
+                int out_height, int out_width, int images, int band, int pitch, int filters, int parts, int turned,
                 const real *X, const real *V, const real *bias, real *Y)
 {
     extern __shared__ __align__(16) real weights[];
@@ -145,14 +145,11 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
     clear(planes, images * tiles.image());
     AsyncCopies copies;
     load_weights(copies, tiles.w, filters, first_filter, turned, V, weights);
-    real start[FILTERS];
-#pragma unroll
-    for (int f = 0; f < FILTERS; f++)
-        start[f] = bias && f < here ? bias[first_filter + f] : 0;
 
     const int count = tiles.count(), segments = tiles.segments(), padded = segments * ACROSS;
-    const int own = threadIdx.x / segments, x = (threadIdx.x - own * segments) * ACROSS;
-    const Line line(out_width * here);
+    const int group = blockDim.x / parts, part = threadIdx.x / group, thread = threadIdx.x - part * group;
+    const int own = thread / segments, x = (thread - own * segments) * ACROSS;
+    const int first_channel = channels * part / parts, last_channel = channels * (part + 1) / parts;
     for (int number = blockIdx.x; number < count; number += gridDim.x) {
         const Tile tile(tiles, number);
         __syncthreads();
@@ -162,14 +159,18 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
         __syncthreads();
         if (own < tile.lines()) {
             real sums[ACROSS][FILTERS] = {};
-            const int image = own / tile.rows, y = own - image * tile.rows;
-            for (int r = 0; r < rows; r++) {
-                const int pixel_y = tile.row + y + r - top;
-                if (pixel_y < 0 || pixel_y >= height)
-                    continue;
-                const real *pixel = planes + image * tiles.image() + (pixel_y - tile.top) * pitch + x;
-                const float4 *next = (const float4 *)weights + r * channels * (COLUMNS * FILTERS / 4);
-                for (int c = 0; c < channels; c++, pixel += tiles.plane()) {
+            const int image = own / tile.rows, first_y = tile.row + own - image * tile.rows - top;
+            const real *plane =
+                planes + image * tiles.image() + first_channel * tiles.plane() + (first_y - tile.top) * pitch + x;
+            // The rows of the window that are in the image.
+            const int end = min(rows, height - first_y);
+#pragma unroll 1
+            for (int r = max(0, -first_y); r < end; r++) {
+                const real *pixel = plane + r * pitch;
+                const float4 *next =
+                    (const float4 *)weights + (r * channels + first_channel) * (COLUMNS * FILTERS / 4);
+#pragma unroll 1
+                for (int c = first_channel; c < last_channel; c++, pixel += tiles.plane()) {
                     real pixels[PIXELS];
 #pragma unroll
                     for (int i = 0; i < PIXELS; i++)
@@ -186,17 +187,21 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
             for (int i = 0; i < ACROSS; i++)
 #pragma unroll
                 for (int f = 0; f < FILTERS; f += 4)
-                    *to++ = {ACTIVATE(sums[i][f] + start[f]), ACTIVATE(sums[i][f + 1] + start[f + 1]),
-                             ACTIVATE(sums[i][f + 2] + start[f + 2]), ACTIVATE(sums[i][f + 3] + start[f + 3])};
+                    *to++ = {sums[i][f], sums[i][f + 1], sums[i][f + 2], sums[i][f + 3]};
         }
         __syncthreads();
+        const Line line(out_width * here);
         for (int j = line.first; j < line.size; j += line.span) {
             const int window = j / here, f = j - window * here;
+            const real start = bias ? bias[first_filter + f] : 0;
             const real *from = results + (line.row * padded + window) * FILTERS + f;
             real *to = Y + ((tile.first_line + line.row) * out_width + window) * filters + first_filter + f;
-#pragma unroll 4
+#pragma unroll 1
             for (int row = line.row; row < tile.lines(); row += line.step) {
-                *to = *from;
+                real sum = start + *from;
+                for (int one = 1; one < parts; one++)
+                    sum += from[one * group * ACROSS * FILTERS];
+                *to = ACTIVATE(sum);
                 from += line.step * padded * FILTERS;
                 to += line.step * out_width * filters;
             }

@@ -25,8 +25,11 @@ _FILTERS, _ACROSS = 8, 5
 _COLUMNS = (3, 5)
 _FORWARD_THREADS, _FILTER_THREADS = 192, 256
 
+_MOST_FILTERS = 16
+"""Filters up to which this is faster than `narrow`: each FILTERS of them load the images again."""
+
 _LEAST_THREADS = 128
-"""Threads of a forward block, where its tile has fewer segments: they load it together."""
+"""Threads of a forward block, at least where its tile has fewer segments."""
 
 _SHARED_BYTES = 72 * 1024
 """Shared memory of a block, where there is so much: three are on a multiprocessor of 228 KB."""
@@ -34,7 +37,7 @@ _SHARED_BYTES = 72 * 1024
 _LEAST_SHARED_BYTES = 48 * 1024
 """What every GPU gives a block."""
 
-_FORWARD_BLOCKS, _FILTER_BLOCKS = 3, 2
+_FORWARD_BLOCKS, _FILTER_BLOCKS = 2, 2
 """Blocks for whose registers a multiprocessor has room: all run at once, and share the tiles."""
 
 
@@ -73,7 +76,10 @@ def fits_sliding(work: ConvolutionWork) -> bool:
     window, _ = gathered(work)
     if window.stride > 1 or window.columns not in _COLUMNS or min(window.top, window.left) < 0:
         return False
-    if isinstance(work, FilterGradient) and window.rows * window.channels > _FILTER_THREADS:
+    if isinstance(work, FilterGradient):
+        if window.rows * window.channels > _FILTER_THREADS:
+            return False
+    elif result_of(work).shape[1] > _MOST_FILTERS:
         return False
     return tiles_of(work, _LEAST_SHARED_BYTES, 1) is not None
 
@@ -101,7 +107,7 @@ def tiles_of(work: ConvolutionWork, shared: int, multiprocessors: int) -> Tiles 
 
 
 def _fits(work: ConvolutionWork, tiles: Tiles, shared: int) -> bool:
-    """Return whether a block has the shared memory and, unless its threads share segments, a thread for each."""
+    """Return whether a block has the shared memory, and a thread for each segment if each needs one."""
     if tiles.images == 1 and isinstance(work, FilterGradient):
         return _shared(work, tiles) <= shared
     return tiles.images * tiles.segments <= _FORWARD_THREADS and _shared(work, tiles) <= shared
@@ -113,13 +119,18 @@ def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
     if isinstance(work, FilterGradient):
         outputs = tiles.images * tiles.segments * _ACROSS * _FILTERS
         return 4 * max(outputs + planes, _FILTER_THREADS * window.columns * _FILTERS)
-    return 4 * (window.pixels * _FILTERS + _forward_threads(tiles) * _ACROSS * _FILTERS + planes)
+    parts, threads = _forward_threads(tiles)
+    return 4 * (window.pixels * _FILTERS + parts * threads * _ACROSS * _FILTERS + planes)
 
 
-def _forward_threads(tiles: Tiles) -> int:
-    """Return the threads of a forward block: a thread for each segment, and no row of them in part."""
-    segments = _segments(tiles.window)
-    return max(tiles.images * tiles.band, _LEAST_THREADS // segments) * segments
+def _forward_threads(tiles: Tiles) -> tuple[int, int]:
+    """Return the parts of the channels that a forward block sums apart, and the threads of each.
+
+    A tile of few segments leaves threads to share the channels; of few channels, threads that only load.
+    """
+    segments, rows = _segments(tiles.window), tiles.images * tiles.band
+    parts = max(1, min(tiles.window.channels, _LEAST_THREADS // (rows * segments)))
+    return parts, (rows if parts > 1 else max(rows, _LEAST_THREADS // segments)) * segments
 
 
 def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
@@ -128,12 +139,13 @@ def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = P
         return _bind_filters(kernels, work)
     tiles, result = _tiles_on(kernels.driver, work), result_of(work)
     window, filters = tiles.window, result.shape[1]
+    parts, threads = _forward_threads(tiles)
     images = work.images if isinstance(work, Convolution) else work.outputs
     return _kernel(kernels, "sliding_forward", window, epilogue.activation).bind(
         _grid(tiles, filters, _FORWARD_BLOCKS * kernels.driver.multiprocessors),
-        (_forward_threads(tiles),),
+        (parts * threads,),
         *window_arguments(work.samples, window),
-        *(tiles.images, tiles.band, _pitch(window), filters, int(isinstance(work, InputGradient))),
+        *(tiles.images, tiles.band, _pitch(window), filters, parts, int(isinstance(work, InputGradient))),
         *(images, work.filters, epilogue.bias, result),
         shared=_shared(work, tiles),
     )
