@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nn.input.augment import Augmenter
+from nn.launch.augment import Augmented
 from nn.launch.dropout import CountStep, Draw, Drop, DropGradient
 from nn.model.dropout import Dropout, Part
-from nn.program.operations import BACKWARD, FORWARD, Augmented, Operation
+from nn.program.operations import BACKWARD, FORWARD, Operation
 from pyrt.arrays import DeviceArray
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from nn.input.augment import Augmenter
 from nn.input.source import BatchCursor, Gathered, Ready, Source
-from nn.launch.augment import GatherAugmented
+from nn.launch.augment import Augmented, GatherAugmented
 from nn.launch.column_sums import ColumnSums
 from nn.launch.elementwise import ActivationBackward, BiasActivation, Zeros
 from nn.launch.gemm.product import Product
@@ -119,14 +118,6 @@ def gemm(name: str, part: str, product: Product) -> Operation:
     return Operation(name, part, product)
 
 
-@dataclass(frozen=True)
-class Augmented:
-    """How the images of training batches are changed, in which step: (1,) int32, the steps before it."""
-
-    augmenter: Augmenter
-    step: DeviceArray
-
-
 def take_batch(source: Source, X: DeviceArray, scale: float, augmented: Augmented | None = None) -> Operation:
     """X (rows, D) = the batch's images / scale; the source's ``labels`` are there too.
 
@@ -148,19 +139,12 @@ def gather_batch(
     """
     labels = source.labels.rows(0, X.shape[0])
     arrays = (source.images, source.set_labels, source.order, source.cursor, X, labels)
-    if augmented is None:
-        work = GatherBatch(*arrays, scale, starts_early=True)
-        return Operation("scale pixels", FORWARD, work, starts_early=True)
-    assert source.numbers is not None, "images are augmented by their rows of the training set"
-    work = GatherAugmented(
-        *arrays,
-        scale,
-        starts_early=True,
-        augmenter=augmented.augmenter,
-        numbers=source.numbers,
-        step=augmented.step,
-    )
-    return Operation("augment and scale pixels", FORWARD, work, starts_early=True)
+    work = GatherBatch(*arrays, scale, starts_early=True)
+    if augmented is not None:
+        assert source.numbers is not None, "images are augmented by their rows of the training set"
+        numbers = source.numbers
+        work = GatherAugmented(*arrays, scale, starts_early=True, augmented=augmented, numbers=numbers)
+    return Operation("scale pixels", FORWARD, work, starts_early=True)
 
 
 def skip_batch(cursor: BatchCursor) -> Operation:

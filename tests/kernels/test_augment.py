@@ -5,7 +5,7 @@ import pytest
 
 from nn.input.augment import Augmenter
 from nn.input.source import BatchCursor
-from nn.launch.augment import GatherAugmented
+from nn.launch.augment import Augmented, GatherAugmented
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from tests import few
@@ -32,8 +32,8 @@ class Batch:
     def work(self, X, **changes):
         arrays = [self.device.array(array) for array in (self.images, self.labels, self.order)]
         changes["numbers"] = self.device.array(self.numbers)
-        arguments = {"augmenter": self.augmenter, "step": self.step, **changes}
-        return GatherAugmented(*arrays, self.cursor, X, self.y, 255.0, **arguments)
+        changes = {"augmented": Augmented(self.augmenter, self.step), **changes}
+        return GatherAugmented(*arrays, self.cursor, X, self.y, 255.0, **changes)
 
     def truth(self):
         mine = slice(7, 7 + self.rows)
@@ -79,6 +79,6 @@ def test_exact(library, device, rng, image, text):
 
 def test_images_of_another_size_are_refused(kernels, device, rng, dtype):
     batch = Batch(device, rng, np.uint8, (4, 6), 3, "flip")
-    X, other = device.poisoned((3, 24), dtype), Augmenter.of("flip", (5, 6), 0, 1)
+    X, other = device.poisoned((3, 24), dtype), Augmented(Augmenter.of("flip", (5, 6), 0, 1), batch.step)
     with pytest.raises(ValueError, match="has no images of 30 pixels"):
-        batch.work(X, augmenter=other).on_device(kernels)
+        batch.work(X, augmented=other).on_device(kernels)
