@@ -78,8 +78,8 @@ class Augmenter:
         height, width, channels = (*image, 1)[:3]
         if augmentation.shift >= min(height, width):
             raise UserError(
-                f"--augment {text}: moves an image of {height} x {width} pixels out of sight: give a shift "
-                f"below {min(height, width)}, or none"
+                f"--augment {text}: can move all of an image of {height} x {width} pixels out of it: "
+                f"give a shift below {min(height, width)}, or none"
             )
         return cls(augmentation, height, width, channels, seed, batches)
 
