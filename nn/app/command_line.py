@@ -29,7 +29,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "seed",
         "shuffle",
     ),
-    "data": ("data", "channels", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
+    "data": (
+        *("data", "channels", "samples", "classes", "val_fraction", "val_split", "augment", "pixel_scale"),
+    ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),
@@ -67,6 +69,7 @@ OTHER_NAMES = {
     "dataset": "data",
     "validation-split": "val-fraction",
     "val-size": "val-fraction",
+    "augmentation": "augment",
     "precision": "dtype",
     "load": "init",
     "weights": "init",

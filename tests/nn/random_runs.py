@@ -103,6 +103,8 @@ class RandomRun:
             plain = {"hidden": Options.hidden, "activation": Options.activation}
             # Deep nets of large weights magnify roundings of float32.
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)
+        augment = rng.choice(["", "", "", "flip", "shift1", "flip,shift1"])
+        options = dataclasses.replace(options, augment=str(augment) or None)
         return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:
