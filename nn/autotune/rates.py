@@ -51,6 +51,9 @@ _ARCHITECTURE = re.compile("|emulated|sm_[0-9]{2,3}[a-z]?")
 _LEAST, _MOST = 1e-15, 1e15
 """What is above 0 is no less, and nothing is more: what follows from a file are finite times above 0."""
 
+MACHINES = Path(__file__).parent / "machines"
+"""Rates that come with the project."""
+
 _LARGEST = 1 << 20
 """Bytes of a file that may hold rates."""
 
@@ -194,15 +197,23 @@ class Rates:
 
 
 def load(path: Path) -> Rates:
-    """Read the rates in a file. Raises UserError if it holds none."""
+    """Read the rates in a file, or of a name of `machines`. Raises UserError if there are none."""
+    file = MACHINES / f"{path}.json" if str(path) in machines() else path
     try:
-        return parsed(json.loads(read_small(path, _LARGEST)))
+        return parsed(json.loads(read_small(file, _LARGEST)))
     except OSError as error:
-        raise UserError(f"--rates {shown(path)}: {error.strerror}: give a file of rates") from None
+        raise UserError(
+            f"--rates {shown(path)}: {error.strerror}: give a file of rates, or {', '.join(machines())}"
+        ) from None
     except (*MALFORMED, RecursionError) as error:
         raise UserError(
             f"--rates {shown(path)}: holds no rates ({error!r:.80}): see docs/explain/plans.md"
         ) from None
+
+
+def machines() -> list[str]:
+    """Name the machines whose rates come with the project."""
+    return sorted(file.stem for file in MACHINES.glob("*.json"))
 
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)

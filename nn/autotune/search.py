@@ -65,8 +65,9 @@ class Search:
         return Plan.data(self.ranks, self.task.network.depth)
 
     def fork_and_join(self) -> Cost | None:
-        """Predict the course's fork and join; None for a rank alone, or if one rank cannot hold the batch."""
-        if self.ranks == 1:
+        """Predict the course's fork and join; None for a rank alone, if one rank cannot hold the batch, or
+        for a network that is not of products alone."""
+        if self.ranks == 1 or not self.task.network.is_dense:
             return None
         alone = Plan.data(1, self.task.network.depth)
         try:

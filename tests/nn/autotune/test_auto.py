@@ -14,6 +14,7 @@ import pytest
 
 from nn.app.options import Options
 from nn.autotune import probe
+from nn.autotune.__main__ import network_of, parse
 from nn.autotune.cost import kind
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.probe import ProbeContext, measured
@@ -27,6 +28,7 @@ from nn.parallel.plan import Plan
 from pyrt.devices import open_device
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.null import DeviceProperties
+from pyrt.errors import UserError
 from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from tests import mpi
@@ -170,6 +172,56 @@ def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) ->
     assert "\nforward GEMM 1" in done.stdout
 
 
+def test_the_plan_of_a_convolutional_network_of_a_file(tmp_path: Path) -> None:
+    """For images that are not there, on a machine by its name."""
+    layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "pool", "size": 2}]
+    layers += [{"kind": "dense", "units": 4096}, {"kind": "dense", "units": 20}]
+    (tmp_path / "net.json").write_text(json.dumps({"layers": layers, "loss": "sigmoid"}))
+    data = "synthetic:66x66x3:20:100000000"  # more than there is memory for
+    done = command(
+        "--net", tmp_path / "net.json", "--data", data, "--batch", 64, "--ranks", 4, "--rates", "h200"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "66x66x3, conv3x3x8,pool2,dense4096,dense20, sigmoid cross-entropy per class" in done.stdout
+    # Rows of 8192 x 4096 weights cost more to sum than 64 samples to move.
+    assert "shards: W1 by samples, W2 by " in done.stdout and "fork and join" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "image", "classes"),
+    [
+        ("", (784,), 10),
+        ("--inputs 50 --classes 7", (50,), 7),
+        ("--net vgg16", (224, 224, 3), 1000),
+        ("--net lenet5 --data cifar100", (32, 32, 3), 100),
+        ("--net lenet5 --data embedded", (28, 28), 10),
+        ("--net mnist-conv --data synthetic:30x20x2:4:9 --classes 6", (30, 20, 2), 6),
+        ("--net dense20,relu,dense10 --inputs 30", (30,), 10),
+    ],
+)
+def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int, ...], classes: int) -> None:
+    options, own = parse(words.split())
+    network = network_of(options, own.inputs)
+    assert (network.input_shape, network.classes) == (image, classes)
+    assert options.net is not None or network.is_dense
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--net conv3x3x8,dense10", "--net: nothing says what images it takes: give --data synthetic:HxWxC"),
+        ("--net lenet5 --data cifar10 --inputs 784", "--inputs: --data says what images are like"),
+        ("--net lenet5 --data synthetic:8x8:10:5", "--data synthetic:8x8:10:5: must be synthetic:HxWxC"),
+        ("--net vgg16 --data synthetic:8x8x3:10:5", "--net: layer 14: pool2: a window of 2 x 2 does not fit"),
+    ],
+)
+def test_networks_that_cannot_be_are_one_line(words: str, message: str) -> None:
+    options, own = parse(words.split())
+    with pytest.raises(UserError) as caught:
+        network_of(options, own.inputs)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -177,6 +229,7 @@ def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) ->
         (["--hidden", "", "--rates", MACHINE], "--hidden"),
         (["--rates", "none.json"], "--rates none.json: No such file or directory"),
         (["--rates", MACHINE, "--dtype", "float64"], "are for float32"),
+        (["--rates", "h200", "--math", "bf16"], "--math bf16: the rates of h200 are for float32"),
         (["--rates", MACHINE, "--ranks", "64"], "no links across nodes of 8"),
         (["--rates", MACHINE, "--save", "/none/plan.json"], "--save"),
     ],
