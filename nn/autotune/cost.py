@@ -15,6 +15,7 @@ from nn.autotune.rates import EXCHANGE, GATHER, REDUCE, SUM, TRANSPOSE, Rates
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.wgmma import products
+from nn.launch.work import Work
 from nn.parallel.buckets import Panel
 from nn.parallel.plan import Plan
 from nn.program.operations import BucketReady, FinishRedistribution, Operation, StartRedistribution
@@ -26,6 +27,11 @@ from pyrt.redistribute.regions import region
 
 CLASSIFIER = "fused classifier"
 """The kernel of a narrow output layer, several products in one."""
+
+
+def is_pass(work: Work) -> bool:
+    """Return whether work is bound by the bytes that it moves: neither one product nor a convolution."""
+    return len(work.products) != 1 and work.convolution is None
 
 
 def kind(operation: Operation) -> str:

@@ -15,16 +15,18 @@ import pytest
 from nn.app.options import Options
 from nn.autotune import probe
 from nn.autotune.__main__ import network_of, parse
-from nn.autotune.cost import kind
+from nn.autotune.cost import is_pass, kind
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.probe import ProbeContext, measured
-from nn.autotune.probe.context import EXTENTS, Extent
+from nn.autotune.probe.context import EXTENTS, Convolved, Extent
 from nn.autotune.probe.lender import Lender
-from nn.autotune.rates import KINDS, LAYOUTS, load
+from nn.autotune.rates import CONVOLUTIONS, KINDS, LAYOUTS, load
 from nn.autotune.search import Search
+from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
 from nn.parallel import plan_files
 from nn.parallel.plan import Plan
+from nn.program.operations import Operation
 from pyrt.devices import open_device
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.null import DeviceProperties
@@ -32,11 +34,16 @@ from pyrt.errors import UserError
 from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from tests import mpi
-from tests.nn.autotune.rates import random_rates
+from tests.nn.autotune.rates import HOPPER, random_rates
 from train import train
 
-QUICK = Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16))
+STEPS = ("dense48,sigmoid,dense10", (12,), 64), ("conv3x3x4,relu,pool2,dense10", (6, 6, 2), 16)
+QUICK = Extent((16, 32), Convolved(4, (1, 4), (1, 3), (2, 4)), STEPS, (1 << 12, 1 << 16))
 """What is measured in no time."""
+
+EMULATED = Extent(
+    (8,), Convolved(4, (1,), (2,), (3,)), (("dense12,sigmoid,dense10", (30,), 8),), (1 << 10, 1 << 11)
+)
 
 TASK = Task(Network.dense((12, 16, 16, 5), "sigmoid", "softmax"), 20)
 
@@ -53,7 +60,7 @@ def shared(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Compiled kernels stay where they are.
     monkeypatch.setattr(probe, "cache_folder", lambda name: folder / "cache" / name)
     monkeypatch.setitem(EXTENTS, "cpu", QUICK)
-    monkeypatch.setitem(EXTENTS, "emulated", Extent((8,), (((12,), 8),), (1 << 10, 1 << 11)))
+    monkeypatch.setitem(EXTENTS, "emulated", EMULATED)
     if job.rank == 0:
         images = np.random.default_rng(0).integers(0, 256, (40, 3, 4), np.uint8)
         np.savez(folder / "digits.npz", x_train=images, y_train=np.arange(40) % 5)
@@ -69,6 +76,8 @@ def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: py
     assert len({str(rates) for rates in job.comm.allgather(first)}) == 1
     assert set(first.node) == (set(KINDS) if job.size > 1 else set())
     assert first.products is not None and set(first.products.us) == set(LAYOUTS)
+    assert first.convolutions is not None and first.convolutions.axes == ([16, 64], [2, 4], [9, 27])
+    assert {np.shape(us) for us in first.convolutions.us.values()} == {(2, 2, 2)}
     Search(TASK, job.size, first).best()
     monkeypatch.setattr(probe, "probe", None)
     assert measured(setting) == first
@@ -94,6 +103,8 @@ def test_a_device_with_kernels_is_measured_too(shared: Path, job: Job) -> None:
     rates = measured(ProbeContext(job, driver, choose("auto", driver, job, ranks_per_node=2), TASK))
     assert rates.ranks_per_node == 2
     assert set(rates.node) == set(rates.network) == set(KINDS)
+    assert rates.conv == "direct" and rates.convolutions is not None
+    assert rates.convolutions.axes == ([16], [3], [18]) and set(rates.convolutions.us) == set(CONVOLUTIONS)
     driver.close()
 
 
@@ -113,8 +124,21 @@ def test_what_was_lent_is_given_back():
 def test_all_operations_of_a_cpu_step_are_measured():
     """Those of steps that the probe times are those of any step."""
     step = on_null(TASK, Plan.data(2, 3), DeviceProperties())
-    kinds = {kind(item) for item in step.items if hasattr(item, "flops") and "GEMM" not in item.name}
+    kinds = {kind(item) for item in step.items if isinstance(item, Operation) and is_pass(item.work)}
     assert kinds == {"pixels", "bias and activation", "head", "column sums", "activation gradient"}
+
+
+def test_the_steps_of_the_probe_have_the_passes_of_convolutional_networks():
+    """On a CPU, and on a GPU of tensor cores, where they are fused."""
+    network = make_network("lenet5", *IMAGES["lenet5"], "softmax")
+    for name, device in (("cpu", DeviceProperties()), ("cuda", HOPPER)):
+        nets = [make_network(net, image, 10, "softmax") for net, image, _ in EXTENTS[name].steps]
+        listed = [on_null(Task(net, 64), Plan.data(1, net.depth), device) for net in (network, *nets)]
+        wanted, *found = (
+            {kind(item) for item in step.items if isinstance(item, Operation) and is_pass(item.work)}
+            for step in listed
+        )
+        assert wanted <= set().union(*found)
 
 
 @pytest.mark.parallel([1, 2])
