@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import cast
 
@@ -56,7 +56,11 @@ def convolution_times(setting: ProbeContext, extent: Extent) -> Convolutions:
     )
 
 
-_WRITTEN = {Convolution: 1, InputGradient: 0, FilterGradient: 2}
+_WRITTEN: Mapping[Callable[[DeviceArray, DeviceArray, DeviceArray, Window], Work], int] = {
+    Convolution: 1,
+    InputGradient: 0,
+    FilterGradient: 2,
+}
 """Which of images, outputs and filters each writes."""
 
 
@@ -84,11 +88,11 @@ class _Arrays:
             flat = [self._results if place == written else array for place, array in enumerate(self._flat)]
             for filters in self._sizes.filters:
                 shapes = (samples, side**2 * channels), (samples, side**2 * filters), (filters, window.pixels)
-                arrays = [
+                images, outputs, weights = (
                     array.rows(0, rows * columns).reshape(rows, columns)
                     for array, (rows, columns) in zip(flat, shapes, strict=True)
-                ]
-                yield work(*arrays, window)
+                )
+                yield work(images, outputs, weights, window)
 
 
 def _filled(driver: Driver, count: int, numbers: np.ndarray) -> DeviceArray:

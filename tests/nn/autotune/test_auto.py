@@ -34,12 +34,8 @@ from pyrt.errors import UserError
 from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from tests import mpi
-from tests.nn.autotune.rates import HOPPER, random_rates
+from tests.nn.autotune.rates import HOPPER, QUICK, random_rates
 from train import train
-
-STEPS = ("dense48,sigmoid,dense10", (12,), 64), ("conv3x3x4,relu,pool2,dense10", (6, 6, 2), 16)
-QUICK = Extent((16, 32), Convolved(4, (1, 4), (1, 3), (2, 4)), STEPS, (1 << 12, 1 << 16))
-"""What is measured in no time."""
 
 EMULATED = Extent(
     (8,), Convolved(4, (1,), (2,), (3,)), (("dense12,sigmoid,dense10", (30,), 8),), (1 << 10, 1 << 11)
