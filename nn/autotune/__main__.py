@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # at run time only once MPI has started
 PIXELS, CLASSES = 784, 10
 """Where nothing says more: those of digits."""
 
-
 WORDS = ("hidden", "net", "activation", "head", "data", "channels", "classes", "batch", "optimiser")
 """The options of train.py that say what is trained,"""
 
@@ -53,7 +52,10 @@ MACHINE = ("device", "share_gpus", "exchange", "ranks_per_node")
 
 
 def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
-    """Parse the command line: train.py's options, and our own. Raises UserError if it makes no sense."""
+    """Parse the command line: train.py's options, and our own, with the names of the former that are given.
+
+    Raises UserError if it makes no sense.
+    """
     from nn.app.command_line import OTHER_NAMES, add_option, file_name, written_file
     from nn.app.options import Options
     from nn.autotune.rates import machines
@@ -82,7 +84,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
     saved = [os.path.realpath(own[name]) for name in ("save", "save_rates") if own[name]]
     if len(set(saved)) < len(saved):
         raise UserError("--save, --save-rates: name a file of its own for each")
-    return Options(**wanted), argparse.Namespace(**own)
+    return Options(**wanted), argparse.Namespace(**own, given=frozenset(wanted))
 
 
 def _count(text: str) -> int:
@@ -95,7 +97,7 @@ def _count(text: str) -> int:
 _count.__name__ = "whole number"  # argparse names the type in its error
 
 
-def network_of(options: Options, inputs: int | None) -> Network:
+def network_of(options: Options, own: argparse.Namespace) -> Network:
     """Make the network; of images as --data has them, else as those that a known network is for.
 
     Raises UserError where nothing says what images are like, or the network cannot be.
@@ -103,7 +105,8 @@ def network_of(options: Options, inputs: int | None) -> Network:
     from nn.input import Wanted, described
     from nn.model.net_text import IMAGES
 
-    if "data" in options.given:
+    inputs: int | None = own.inputs
+    if "data" in own.given:
         if inputs is not None:
             raise UserError("--inputs: --data says what images are like: leave one of them out")
         images = described(options.data, Wanted(options.dtype, options.classes, options.channels))
@@ -119,20 +122,20 @@ def network_of(options: Options, inputs: int | None) -> Network:
     return options.make_network(shape, options.classes or classes)
 
 
-def rates_of(options: Options, file: Path | None, job: Job) -> Rates:
+def rates_of(options: Options, own: argparse.Namespace, job: Job) -> Rates:
     """Return the rates of the file, or of this job's machine. Collective. Raises UserError on all ranks."""
     from nn.autotune import rates
 
-    if file is None:
+    if own.rates is None:
         return _measured(options, job)
     found = None
     with job.agree():
         if job.rank == 0:
-            found = rates.load(file)
+            found = rates.load(own.rates)
             for name in NUMBERS:
                 value, theirs = getattr(options, name), getattr(found, name)
-                if name in options.given and value not in ("auto", theirs):
-                    raise UserError(f"--{name} {value}: the rates of {shown(file)} are for {theirs}")
+                if name in own.given and value not in ("auto", theirs):
+                    raise UserError(f"--{name} {value}: the rates of {shown(own.rates)} are for {theirs}")
     agreed: Rates = job.comm.bcast(found)
     return agreed
 
@@ -183,10 +186,10 @@ def main(job: Job) -> int:
                     require_writable(option, path)
         options = with_network_of_file(options, job)
         with job.agree():
-            network = network_of(options, own.inputs) if job.rank == 0 else None  # data may be there alone
+            network = network_of(options, own) if job.rank == 0 else None  # data may be there alone
         console = Console(speaking=job.rank == 0)
         with console.saying_log():
-            rates = rates_of(options, own.rates, job)
+            rates = rates_of(options, own, job)
         with job.agree():
             if network is not None:
                 search = search_of(options, network, own.ranks or job.size, rates)

@@ -221,7 +221,7 @@ def test_the_plan_of_a_convolutional_network_of_a_file(tmp_path: Path) -> None:
 )
 def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int, ...], classes: int) -> None:
     options, own = parse(words.split())
-    network = network_of(options, own.inputs)
+    network = network_of(options, own)
     assert (network.input_shape, network.classes) == (image, classes)
     assert options.net is not None or network.is_dense
 
@@ -238,8 +238,16 @@ def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int
 def test_networks_that_cannot_be_are_one_line(words: str, message: str) -> None:
     options, own = parse(words.split())
     with pytest.raises(UserError) as caught:
-        network_of(options, own.inputs)
+        network_of(options, own)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_network_of_a_file_needs_images_too(tmp_path: Path) -> None:
+    layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "dense", "units": 10}]
+    (tmp_path / "net.json").write_text(json.dumps({"layers": layers}))
+    done = command("--net", tmp_path / "net.json", "--rates", "h200")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--net: nothing says what images it takes" in done.stderr
 
 
 @pytest.mark.parametrize(
