@@ -19,7 +19,7 @@ from nn.launch.work import Work
 from nn.model.window import SAME, Window
 from nn.program.fuse import fuse
 from nn.program.operations import FORWARD, Operation
-from nn.program.step import bound
+from nn.program.step import bound_all
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 
@@ -41,11 +41,11 @@ def convolution_times(setting: ProbeContext, extent: Extent) -> Convolutions:
             # What is beside their arrays goes before that of the next ones comes.
             with closing(Lender(setting.driver)) as beside:
                 driver = cast(Driver, beside)
-                kernels = kernels_on(driver, setting.task)
+                kernels, pool = kernels_on(driver, setting.task), ComponentPool(driver)
                 for work in arrays.works(sizes.samples[samples], sizes.channels[channels]):
-                    *_, last = fuse([Operation(work.kind, FORWARD, work)], kernels, ComponentPool(driver))
-                    assert isinstance(last, Operation)
-                    seconds.append(clock.seconds(bound(last, kernels)))
+                    items = fuse([Operation(work.kind, FORWARD, work)], kernels, pool)
+                    *before, last = bound_all(items, kernels)
+                    seconds.append(clock.seconds(last, before))
     shape = len(sizes.samples), len(sizes.channels), len(CONVOLUTIONS), len(sizes.filters)
     us = 1e6 * np.reshape(medians(setting.job, seconds), shape).transpose(2, 0, 3, 1)
     return Convolutions(

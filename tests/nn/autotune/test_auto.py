@@ -18,6 +18,7 @@ from nn.autotune.__main__ import network_of, parse
 from nn.autotune.cost import is_pass, kind
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.probe import ProbeContext, measured
+from nn.autotune.probe.clock import Clock
 from nn.autotune.probe.context import EXTENTS, Convolved, Extent
 from nn.autotune.probe.lender import Lender
 from nn.autotune.rates import CONVOLUTIONS, KINDS, LAYOUTS, load
@@ -102,6 +103,16 @@ def test_a_device_with_kernels_is_measured_too(shared: Path, job: Job) -> None:
     assert rates.conv == "direct" and rates.convolutions is not None
     assert rates.convolutions.axes == ([16], [3], [18]) and set(rates.convolutions.us) == set(CONVOLUTIONS)
     driver.close()
+
+
+@pytest.mark.parallel([1])
+def test_operands_are_made_once_before_what_reads_them_is_timed(job: Job) -> None:
+    done: list[str] = []
+    with closing(CpuDriver()) as driver:
+        assert (
+            Clock(driver, job).seconds(lambda _: done.append("product"), [lambda _: done.append("split")]) > 0
+        )
+    assert done[0] == "split" and "split" not in done[1:] and len(done) > 10
 
 
 def test_what_was_lent_is_given_back():
