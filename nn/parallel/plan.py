@@ -28,9 +28,6 @@ SAMPLES, ROWS, COLUMNS = SPLITS = ("samples", "rows", "columns")
 BY_SAMPLES, BY_UNITS, WHOLE = "rows", "columns", "whole"
 """How a matrix (samples, units) is spread over the ranks of a group."""
 
-_SEVERAL = 3
-"""Layers of one split, side by side, that are named by the first and the last."""
-
 _TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS}
 _MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE}
 
@@ -134,11 +131,11 @@ class Plan:
         return f"{self.groups} group(s) of {self.shards} shards: {', '.join(self._words())}{why}"
 
     def _words(self) -> Iterator[str]:
-        """Say how layers are split; of several of one split, side by side, the first and the last."""
+        """Say how layers are split; of three or more of one split, side by side, the first and the last."""
         first = 1
         for split, alike in groupby(self.splits):
             last = first + len(list(alike)) - 1
-            if last - first < _SEVERAL - 1:
+            if last - first < 2:
                 yield from (f"W{layer} by {split}" for layer in range(first, last + 1))
             else:
                 yield f"W{first} to W{last} by {split}"
