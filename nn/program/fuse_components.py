@@ -25,7 +25,7 @@ from nn.launch.work import Fused
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_images import FuseOutputGradient
 from nn.program.operations import BucketReady, Item, Operation
-from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes
+from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, written
 from pyrt.arrays import DeviceArray
 
 
@@ -218,7 +218,8 @@ class ComponentRules:
 
     def _forget(self, items: Sequence[Item]) -> None:
         """Components of matrices that these items write over."""
-        self._known = [known for known in self._known if not any(writes(item, known.array) for item in items)]
+        gone = [array for item in items for array in written(item)]
+        self._known = [one for one in self._known if not any(overlap(one.array, array) for array in gone)]
 
     def _split(
         self, reader: Operation, operands: Sequence[DeviceArray]

@@ -47,6 +47,15 @@ class ConvolutionWork(Work):
         return self.filters.shape[0]
 
     @property
+    def convolution(self) -> ConvolutionWork:
+        return self
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Windows, filters, and pixels of a window: M, N, K of the product that it is, forward."""
+        return self.samples * self.window.places, self.filter_count, self.window.pixels
+
+    @property
     def flops(self) -> int:
         """Two for each window, filter and pixel, those of padding included."""
         return 2 * self.samples * self.window.places * self.filters.size

@@ -150,6 +150,10 @@ class ImplicitConvolution(Work):
         return self.work.writes
 
     @property
+    def convolution(self) -> ConvolutionWork:
+        return self.work
+
+    @property
     def result(self) -> DeviceArray:
         """What it writes as a matrix: a row a window and a column a filter or channel, or dW."""
         return result_of(self.work)

@@ -40,6 +40,8 @@ class OutputGradient(Work):
     sums: ColumnSums
     components: Components | None
 
+    kind = "output gradient"
+
     @property
     def _parts(self) -> Sequence[Work]:
         return [*([self.pooling] if self.pooling is not None else []), self.activation, self.sums]
