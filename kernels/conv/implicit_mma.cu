@@ -192,29 +192,29 @@ template <int LINES, int THREADS>
 struct FilterRows {
     typedef Share<false, LINES, THREADS> Mine;
 
-    PixelsOfPhase pixels;
-    Window windows;
+    Window window, windows;  // of the convolution; of these pixels, on the gradients of the outputs
     const real *W;
-    int K, channel, inside;  // the first of its channels, and how many of them there are
+    int last;     // the place of the weight that the first place of `windows` has
+    int channel;  // the first that the thread copies
     bool wide;
 
     __device__ FilterRows(const PixelsOfPhase &pixels, const real *W, int first_line)
-        : pixels(pixels), windows(pixels.windows()), W(W), K(windows.rows * windows.columns * windows.channels),
-          channel(first_line + Mine::column()), inside(max(0, min(pixels.window.channels - channel, VECTOR))),
-          wide((size_t)W % 16 == 0 && pixels.window.channels % VECTOR == 0)
+        : window(pixels.window), windows(pixels.windows()), W(W),
+          last(pixels.down.weight(0) * window.columns + pixels.across.weight(0)),
+          channel(first_line + Mine::column()), wide((size_t)W % 16 == 0 && window.channels % VECTOR == 0)
     {
     }
 
     __device__ void fetch(AsyncCopies &copies, real *tile, int first_k) const
     {
-        const Window &w = pixels.window;
+        const int K = windows.rows * windows.columns * windows.channels, places = window.rows * window.columns;
+        const int inside = max(0, min(window.channels - channel, VECTOR));
 #pragma unroll
         for (int i = 0; i < Mine::ROWS; i++) {
             const int k = first_k + Mine::row(i);
             const Number at(windows, k);
-            const int row = pixels.down.weight(at.row), column = pixels.across.weight(at.column);
-            const real *source =
-                W + (((offset)at.channel * w.rows + row) * w.columns + column) * w.channels + channel;
+            const int place = last - (at.row * window.columns + at.column) * window.stride;
+            const real *source = W + ((offset)at.channel * places + place) * window.channels + channel;
             real *target = Mine::target(tile, i);
             const int count = k < K ? inside : 0;
             if (wide) {
@@ -272,7 +272,7 @@ __device__ inline void convolve(const Window &window, int samples, int filters, 
         const Images gradients = {pixels.windows(), samples, gathered};
         const int first_m = blockIdx.x % tiles * BM;
         if (first_m >= gradients.windows())
-            return;  // there are less pixels of this phase than of the first
+            return;  // there are fewer pixels of this phase than of the first
         const Result dA = result(samples * window.height * window.width, window.channels);
         Tile block(ring, first_m, first_n, false);
         const WindowLines<BM, Tile::THREADS> windows(gradients, first_m);

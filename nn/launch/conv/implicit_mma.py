@@ -24,7 +24,7 @@ def bind_implicit_mma(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogu
     Only of outputs there are kernels with an epilogue.
     """
     driver, result, tiling = kernels.driver, result_of(work), choose(kernels, work)
-    phases, lines, _ = _product(work)
+    phases, lines, _ = products_of(work)
     partials = room_for_parts(driver, tiling.parts, result.size)
     kernel = kernels.kernel(
         "conv/implicit_mma",
@@ -50,7 +50,7 @@ def bind_implicit_mma(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogu
 
 def choose(kernels: Kernels, work: ConvolutionWork) -> MmaTiling:
     """Choose the cut of least predicted time."""
-    driver, (phases, lines, K) = kernels.driver, _product(work)
+    driver, (phases, lines, K) = kernels.driver, products_of(work)
     return choose_mma_tiling(
         phases * lines,
         result_of(work).shape[1],
@@ -62,7 +62,7 @@ def choose(kernels: Kernels, work: ConvolutionWork) -> MmaTiling:
     )
 
 
-def _product(work: ConvolutionWork) -> tuple[int, int, int]:
+def products_of(work: ConvolutionWork) -> tuple[int, int, int]:
     """Return how many products a convolution is, the most rows that one of them has, and their K on average.
 
     The gradient of the images is one for each phase of their pixels: `PixelsOfPhase` in the kernel's file.
