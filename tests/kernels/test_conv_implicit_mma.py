@@ -73,10 +73,10 @@ def within(device, host, first):
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first", [1, 4])
-def test_arrays_between_others(kernels, device, rng, cut, first, kind):
+@pytest.mark.parametrize(("first", "tiling"), [(1, MmaTiling(64, 64, 2)), (4, MmaTiling(128, 128, 1))])
+def test_arrays_between_others(kernels, device, rng, cut, first, tiling, kind):
     """At a multiple of 16 bytes, and at none: then copies are of 4 bytes, whatever the channels are."""
-    cut(MmaTiling(64, 64, 2))
+    cut(tiling)
     case = Case(rng, "float32", (4, 5, 12), (3, 2), 2, 1, 8, 2)
     work, result = case.bind(kind, lambda host: within(device, host, first))
     device.run(bind_implicit_mma(kernels, work))
