@@ -22,6 +22,7 @@ from bench.program import require_gpu, start
 from bench.timing import alternate, repetition
 from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.versions import CONV_VERSIONS
+from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.kernels import Kernels
 from nn.model.conv2d import Conv2d
 from pyrt.arguments import Parser
@@ -86,14 +87,15 @@ def error(clock: StreamClock, kernels: Kernels, layer: Layer, way: str) -> float
 def rows(clock: StreamClock, library: KernelLibrary, layer: Layer, way: str) -> list[list[object]]:
     """Time and check every version of one layer and way."""
     work = Arrays(clock, layer, layer.batch).work(way)
-    contenders = [(version, "float32") for version in CONV_VERSIONS]
-    contenders += [(CONV_VERSIONS[-1], math) for math in MATHS[1:]]
+    contenders = [(version, "float32", "auto") for version in CONV_VERSIONS]
+    contenders += [(CONV_VERSIONS[-1], math, "auto") for math in MATHS[1:]]
+    contenders += [(CONV_VERSIONS[-1], math, "mma") for math in MMA_COMPONENTS]
     measures, errors = {}, {}
-    for version, math in contenders:
-        kernels = Kernels(library, np.float32, math=math, conv=version)
-        name = f"{version}, {math}"
+    for version, math, gemm in contenders:
+        kernels = Kernels(library, np.float32, gemm, math, version)
+        name = f"{version}, {math}" if gemm == "auto" else f"{version} by {gemm}, {math}"
         taken = kernels.choose(work)
-        if taken not in (version, "narrow"):
+        if taken not in (version, "narrow", "implicit_mma"):
             continue  # it does not fit
         errors[name] = (taken, error(clock, kernels, layer, way))
         measures[name] = repetition(clock, work.on_device(kernels).call)

@@ -8,6 +8,7 @@
 ``im2col``       a matrix of all windows, then the products that are there
 ``narrow``       few channels, in registers and shared memory
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
+``implicit_mma`` the same on those of sm_80 and later
 ================ =======================================================================
 """
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from nn.launch.conv.direct import bind_direct
 from nn.launch.conv.im2col import bind_im2col
 from nn.launch.conv.implicit import bind_implicit
+from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
 from pyrt.kernels import Launch
@@ -32,6 +34,7 @@ _BIND = {
     "im2col": bind_im2col,
     "narrow": bind_narrow,
     "implicit": bind_implicit,
+    "implicit_mma": bind_implicit_mma,
 }
 
 
