@@ -11,6 +11,7 @@ from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
+from nn.launch.conv.winograd import fits_winograd
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
@@ -89,12 +90,15 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def convolution_for(self, work: ConvolutionWork) -> str:
-        """Choose the version of a convolution: of the last, ``narrow`` for few channels, or what fits.
+        """Choose the version of a convolution: of ``implicit``, ``narrow`` for few channels, or what fits.
 
-        Where a window is too large for ``shared``: ``direct``.
+        Where a window is too large for ``shared``: ``direct``. Where it is not one of 3 x 3 at stride 1, for
+        ``winograd``: ``im2col``, which has the same products.
         """
         if self.conv_version == "shared" and not shared_fits(work):
             return "direct"
+        if self.conv_version == "winograd" and not fits_winograd(work):
+            return "im2col"
         if self.conv_version != "implicit":
             return self.conv_version
         if fits_narrow(work):

@@ -8,6 +8,7 @@
 ``im2col``       a matrix of all windows, then the products that are there
 ``narrow``       few channels, in registers and shared memory
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
+``winograd``     transforms of tiles, and products of fewer multiplications between them
 ================ =======================================================================
 """
 
@@ -20,6 +21,7 @@ from nn.launch.conv.im2col import bind_im2col
 from nn.launch.conv.implicit import bind_implicit
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
+from nn.launch.conv.winograd import bind_winograd
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _BIND = {
     "im2col": bind_im2col,
     "narrow": bind_narrow,
     "implicit": bind_implicit,
+    "winograd": bind_winograd,
 }
 
 
