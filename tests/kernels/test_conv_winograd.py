@@ -81,11 +81,6 @@ class Case:
         np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=0, atol=bound)
 
 
-def tiles_of(work, out):
-    """Tiles of this side for a work."""
-    return Tiles(Tiles.of(work).window, out)
-
-
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("out", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -93,7 +88,7 @@ def test_both_tiles_against_float64_same_bits_twice(kernels, device, rng, case, 
     case = Case(rng, kernels, *case)
     for kind in WORKS:
         (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
-        device.run(*(bind_winograd(kernels, work, tiles_of(work, out)) for work in (first, second)))
+        device.run(*(bind_winograd(kernels, work, Tiles.of(work, [out])) for work in (first, second)))
         case.check(kind, result, out)
         assert result.to_host().tobytes() == again.to_host().tobytes()
 
@@ -107,7 +102,7 @@ def test_samples_in_slices(kernels, device, rng, monkeypatch, size, samples):
     case = Case(rng, kernels, Conv2d(channels, 3, padding=1), (13, 18, channels), samples)
     for kind, out in zip(WORKS, (4, 4, 2), strict=True):
         work, result = case.bind(kind, device.array)
-        tiles, real = tiles_of(work, out), work.images.dtype.itemsize
+        tiles, real = Tiles.of(work, [out]), work.images.dtype.itemsize
         number = 2 * kernels.components if kernels.uses_components else real
         row = channels * (number + (number if kind is FilterGradient else real))
         each = tiles.each * tiles.places * row
@@ -131,7 +126,7 @@ def test_what_lies_around_in_memory_is_neither_read_nor_written(kernels, device,
             return wholes[-1].rows(1, 1 + len(host))
 
         work, result = case.bind(kind, within)
-        device.run(bind_winograd(kernels, work, tiles_of(work, out)))
+        device.run(bind_winograd(kernels, work, Tiles.of(work, [out])))
         case.check(kind, result, out)
         assert all(np.isnan(whole.to_host()[[0, -1]]).all() for whole in wholes)
 
@@ -141,7 +136,7 @@ def test_infinity_stays_in_its_sample(kernels, device, rng):
     case = Case(rng, kernels, Conv2d(3, 3), (14, 6, 2), 3)
     case.A[1, 0, 0, 0] = np.inf
     work, result = case.bind(Convolution, device.array)
-    device.run(bind_winograd(kernels, work, tiles_of(work, 4)))
+    device.run(bind_winograd(kernels, work, Tiles.of(work, [4])))
     finite = np.isfinite(result.to_host().reshape(case.dZ.shape))
     assert finite[[0, 2]].all() and finite[1, 4:].all() and not finite[1, 0, 0].any()
 

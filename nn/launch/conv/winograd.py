@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _SIDE = 3
 """Of the windows that it can take."""
 
-_OUTS = (2, 4)
+OUTS = (2, 4)
 """Sides of a tile of results: F(2x2, 3x3) and F(4x4, 3x3)."""
 
 
@@ -41,14 +42,14 @@ class Tiles:
     out: int
 
     @classmethod
-    def of(cls, work: ConvolutionWork) -> Tiles:
-        """Choose the tile with which an image takes fewer multiplications.
+    def of(cls, work: ConvolutionWork, outs: Sequence[int] = OUTS) -> Tiles:
+        """Choose the tile, of these sides, with which an image takes fewer multiplications.
 
         That is the large one, but where much of the last tiles is outside a small image. Of two that take as
         many, the small one rounds less.
         """
         window, _ = gathered(work)
-        return min((cls(window, out) for out in _OUTS), key=lambda tiles: tiles.places * tiles.each)
+        return min((cls(window, out) for out in outs), key=lambda tiles: tiles.places * tiles.each)
 
     @property
     def places(self) -> int:
