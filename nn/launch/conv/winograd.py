@@ -10,9 +10,9 @@ from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGra
 from nn.launch.conv.gathered import gathered
 from nn.launch.conv.window import window_arguments
 from nn.launch.gemm import gemm
+from nn.launch.gemm.batch import Batch, bind_batch
 from nn.launch.gemm.components import Components
-from nn.launch.gemm.product import PLAIN, Epilogue, Product
-from nn.launch.gemm.wgmma import ComponentProduct
+from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.shapes import line_shape
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
@@ -62,99 +62,96 @@ class Tiles:
         return blocks(self.window.out_height, self.out) * blocks(self.window.out_width, self.out)
 
 
-@dataclass(frozen=True)
-class Operand:
-    """One side of the products: a matrix (rows, columns) for each place, one below the other.
+Operand = DeviceArray | Batch
+"""One side of the products: a matrix (rows, columns) for each place, one below the other.
 
-    As numbers or, for tensor cores of sm_90, as their components.
-    """
-
-    matrix: DeviceArray | Components
-    places: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix of a place."""
-        matrix = self.matrix
-        return (matrix.rows if isinstance(matrix, Components) else matrix.shape[0]) // self.places
-
-    def of_rows(self, rows: int) -> Operand:
-        """Return the same memory for matrices of fewer rows."""
-        return Operand(_some_rows(self.matrix, 0, self.places * rows), self.places)
-
-    def at(self, place: int) -> DeviceArray | Components:
-        """Return the matrix of a place."""
-        return _some_rows(self.matrix, place * self.rows, (place + 1) * self.rows)
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        """What a kernel writes it by: rows of a place and their distance; numbers; components."""
-        matrix = self.matrix
-        if isinstance(matrix, Components):
-            return self.rows, matrix.ld, None, matrix.array, matrix.count, matrix.distance
-        return self.rows, matrix.ld, matrix, None, 0, 0
-
-
-def _some_rows(matrix: DeviceArray | Components, start: int, stop: int) -> DeviceArray | Components:
-    return matrix.some_rows(start, stop) if isinstance(matrix, Components) else matrix.rows(start, stop)
+Numbers or, for tensor cores of sm_90, their components.
+"""
 
 
 class _Binder:
-    """Binds the kernels and products of one convolution."""
+    """Binds the kernels and the products of one convolution."""
 
-    def __init__(self, kernels: Kernels, work: ConvolutionWork, tiles: Tiles, in_components: bool) -> None:
+    def __init__(self, kernels: Kernels, work: ConvolutionWork, tiles: Tiles) -> None:
         self._kernels, self._work, self._tiles = kernels, work, tiles
-        self._in_components = in_components
-        self._bytes = 2 * kernels.components if in_components else work.images.dtype.itemsize
+        self._in_components = kernels.gemm_for(*self._sizes()) == "wgmma"
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """M, N and K of the products of a place, of all samples at once."""
+        count, filters = self._work.samples * self._tiles.each, self._work.filter_count
+        channels = self._work.window.channels
+        if isinstance(self._work, FilterGradient):
+            return filters, channels, count
+        return (
+            (count, channels, filters)
+            if isinstance(self._work, InputGradient)
+            else (count, filters, channels)
+        )
 
     def slices(self, operands: int, results: int) -> list[tuple[int, int]]:
         """Cut the samples by the columns of operands, and of results, that their tiles have a row of."""
-        row = operands * self._bytes + results * self._work.images.dtype.itemsize
+        itemsize = self._work.images.dtype.itemsize
+        each = 2 * self._kernels.components if self._in_components else itemsize
+        row = operands * each + results * itemsize
         return sample_slices(self._work.samples, self._tiles.each * self._tiles.places * row)
 
     def numbers(self, rows: int, columns: int) -> DeviceArray:
-        """Make room for the products: a matrix for each place, one below the other."""
+        """Make room for numbers: a matrix for each place, one below the other."""
         shape = self._tiles.places * rows, columns
         return DeviceArray.empty(self._kernels.driver, shape, self._work.images.dtype)
 
     def operand(self, rows: int, columns: int) -> Operand:
         """Make room for an operand."""
-        places = self._tiles.places
         if not self._in_components:
-            return Operand(self.numbers(rows, columns), places)
-        driver, count = self._kernels.driver, self._kernels.components
-        return Operand(Components.empty(driver, count, places * rows, columns), places)
+            return self.numbers(rows, columns)
+        driver, count, places = self._kernels.driver, self._kernels.components, self._tiles.places
+        return Batch(places, Components.empty(driver, count, places * rows, columns))
+
+    def of_samples(self, operand: Operand, samples: int) -> Operand:
+        """Return the same memory for the tiles of so many samples."""
+        rows = samples * self._tiles.each
+        if isinstance(operand, Batch):
+            return operand.of_rows(rows)
+        return operand.rows(0, self._tiles.places * rows)
 
     def kernel(self, name: str) -> Kernel:
         return self._kernels.kernel("conv/winograd", f"winograd_{name}", TILE=self._tiles.out)
 
-    def of_images(self, name: str, samples: int, columns: int, *arguments: Argument) -> Launch:
-        """Bind a kernel that transforms the tiles of so many samples."""
+    def on_tiles(self, name: str, samples: int, columns: int, *arguments: Argument) -> Launch:
+        """Bind a kernel for so many columns of the tiles of so many samples."""
         shape = line_shape(samples * self._tiles.each * columns)
         return self.kernel(name).bind(*shape, *window_arguments(samples, self._tiles.window), *arguments)
 
+    def written(self, operand: Operand) -> tuple[Argument, ...]:
+        """Return what a kernel writes an operand by: rows of a place, their distance; numbers; components."""
+        if isinstance(operand, Batch):
+            matrix = operand.matrix
+            return operand.rows, matrix.ld, None, matrix.array, matrix.count, matrix.distance
+        return operand.shape[0] // self._tiles.places, operand.ld, operand, None, 0, 0
+
     def products(self, D: DeviceArray, A: Operand, B: Operand, beta: float | None = None) -> list[Launch]:
         """Bind D = A B^T of each place; with ``beta`` D = A^T B + beta D."""
-        rows, launches = D.shape[0] // self._tiles.places, []
-        epilogue = PLAIN if beta is None else Epilogue(beta=beta)
+        transposed, beta = beta is not None, beta or 0.0
+        if isinstance(A, Batch) and isinstance(B, Batch):
+            return [bind_batch(self._kernels, D, A, B, transposed=transposed, beta=beta)]
+        assert isinstance(A, DeviceArray) and isinstance(B, DeviceArray)
+        launches = []
         for place in range(self._tiles.places):
-            d, a, b = D.rows(place * rows, (place + 1) * rows), A.at(place), B.at(place)
-            layout = beta is not None, beta is None
-            if isinstance(a, Components) and isinstance(b, Components):
-                product = Product(d, a.first, b.first, *layout)
-                launches.append(ComponentProduct(product, a, b, epilogue).on_device(self._kernels))
-            elif isinstance(a, DeviceArray) and isinstance(b, DeviceArray):
-                launches.append(gemm(self._kernels, Product(d, a, b, *layout), epilogue))
+            d, a, b = (self._at(place, matrices) for matrices in (D, A, B))
+            product = Product(d, a, b, transpose_a=transposed, transpose_b=not transposed)
+            launches.append(gemm(self._kernels, product, Epilogue(beta=beta)))
         return launches
+
+    def _at(self, place: int, matrices: DeviceArray) -> DeviceArray:
+        """Return the matrix of a place."""
+        rows = matrices.shape[0] // self._tiles.places
+        return matrices.rows(place * rows, (place + 1) * rows)
 
 
 def bind_winograd(kernels: Kernels, work: ConvolutionWork, tiles: Tiles | None = None) -> Launch:
     """Bind the launches for all samples, a slice at a time; ``tiles``: those of `Tiles.of` by default."""
     tiles = tiles or Tiles.of(work)
-    sizes = work.samples * tiles.each, work.filter_count, work.window.channels
-    if isinstance(work, FilterGradient):
-        sizes = *sizes[1:], sizes[0]
-    binder = _Binder(kernels, work, tiles, kernels.gemm_for(*sizes) == "wgmma")
+    binder = _Binder(kernels, work, tiles)
     if isinstance(work, FilterGradient):
         return in_order(_to_filters(binder, work, tiles))
     return in_order(_to_images(binder, work, tiles))
@@ -170,16 +167,16 @@ def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles) -> list[Lau
     slices = binder.slices(channels, results)
     most = tiles.each * max(stop - start for start, stop in slices)
     U, V, M = binder.operand(results, channels), binder.operand(most, channels), binder.numbers(most, results)
-    sizes = work.filter_count, work.window.channels
+    inputs = work.filter_count, work.window.channels, work.filters, int(turned)
     shape = line_shape(results * channels)
-    launches = [binder.kernel("filters").bind(*shape, *sizes, work.filters, int(turned), *U.arguments)]
+    launches = [binder.kernel("filters").bind(*shape, *inputs, *binder.written(U))]
     for start, stop in slices:
         count = stop - start
-        v, m = V.of_rows(count * tiles.each), M.rows(0, count * tiles.each * tiles.places)
+        v, m = binder.of_samples(V, count), M.rows(0, tiles.places * count * tiles.each)
         launches += [
-            binder.of_images("images", count, channels, source.rows(start, stop), *v.arguments),
+            binder.on_tiles("images", count, channels, source.rows(start, stop), *binder.written(v)),
             *binder.products(m, v, U),
-            binder.of_images("outputs", count, results, results, m, result.rows(start, stop)),
+            binder.on_tiles("outputs", count, results, results, m, result.rows(start, stop)),
         ]
     return launches
 
@@ -189,19 +186,14 @@ def _to_filters(binder: _Binder, work: FilterGradient, tiles: Tiles) -> list[Lau
     channels, filters = work.window.channels, work.filter_count
     slices = binder.slices(channels + filters, 0)
     most = tiles.each * max(stop - start for start, stop in slices)
-    S, V, dU = (
-        binder.operand(most, filters),
-        binder.operand(most, channels),
-        binder.numbers(filters, channels),
-    )
-    launches = []
+    S, V = binder.operand(most, filters), binder.operand(most, channels)
+    dU, launches = binder.numbers(filters, channels), []
     for start, stop in slices:
-        count = stop - start
-        s, v = S.of_rows(count * tiles.each), V.of_rows(count * tiles.each)
-        outputs = work.outputs.rows(start, stop)
+        count, images, outputs = stop - start, work.images.rows(start, stop), work.outputs.rows(start, stop)
+        s, v = binder.of_samples(S, count), binder.of_samples(V, count)
         launches += [
-            binder.of_images("images", count, channels, work.images.rows(start, stop), *v.arguments),
-            binder.of_images("gradients", count, filters, filters, outputs, *s.arguments),
+            binder.on_tiles("images", count, channels, images, *binder.written(v)),
+            binder.on_tiles("gradients", count, filters, filters, outputs, *binder.written(s)),
             *binder.products(dU, s, v, beta=float(start > 0)),
         ]
     shape = line_shape(filters * channels)

@@ -100,17 +100,6 @@ class Components:
         bits = self.numbers.host_view().astype(np.uint32) << 16
         return bits.view(np.float32).reshape(self.count, self.rows, self.columns).sum(axis=0)
 
-    @property
-    def first(self) -> DeviceArray:
-        """The first component, (rows, columns)."""
-        return self.numbers.rows(0, self.rows)
-
-    def some_rows(self, start: int, stop: int) -> Components:
-        """Return a view of rows ``start`` to ``stop``."""
-        if not 0 <= start <= stop <= self.rows:
-            raise IndexError(f"rows {start}:{stop} of {self.rows}")
-        return replace(self, array=self.array.rows(start * self.ld, self.array.size), rows=stop - start)
-
     def some_columns(self, start: int, stop: int) -> Components:
         """Return a view of columns ``start`` to ``stop``; ``start`` is a multiple of `COLUMN_STEP`."""
         if not 0 <= start <= stop <= self.columns or start % COLUMN_STEP:
