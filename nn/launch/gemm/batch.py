@@ -49,18 +49,27 @@ class Batch:
 
 
 def bind_batch(
-    kernels: Kernels, D: DeviceArray, A: Batch, B: Batch, *, transposed: bool, beta: float = 0.0
+    kernels: Kernels,
+    D: DeviceArray,
+    A: Batch,
+    B: Batch,
+    *,
+    transposed: bool,
+    beta: float = 0.0,
+    tiling: Tiling | None = None,
 ) -> Launch:
-    """Bind D[i] = A[i] B[i]^T or, if ``transposed``, A[i]^T B[i], plus beta D[i]; D lies as they do."""
+    """Bind D[i] = A[i] B[i]^T or, if ``transposed``, A[i]^T B[i], plus beta D[i]; D lies as they do.
+
+    ``tiling`` is one of the `candidates`; None: that of `choose_batch_tiling`.
+    """
     driver, a, b = kernels.driver, A.matrix, B.matrix
     M, N = D.shape[0] // A.count, D.shape[1]
     K = A.rows if transposed else a.columns
     ends = (a.columns, b.columns, B.rows) if transposed else (A.rows, B.rows, b.columns)
     if ends != (M, N, K) or A.count != B.count:
         raise ValueError(f"gemm: {A.count} products of {M} x {N} x {K} and operands of {ends}")
-    tiling = choose_batch_tiling(
-        A.count, M, N, K, kernels.components, driver.multiprocessors, driver.shared_memory
-    )
+    limits = driver.multiprocessors, driver.shared_memory
+    tiling = tiling or choose_batch_tiling(A.count, M, N, K, a.count, *limits)
     grid = A.count * blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
     kernel = kernels.library.kernel(
         "gemm/batch",
