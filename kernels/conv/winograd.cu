@@ -15,7 +15,7 @@
 //
 // All: blocks and grid of one dimension, any number of threads, no shared memory. A thread transforms a tile of a
 // channel, or a filter's 3 x 3 weights of a channel, and takes them a whole grid apart. Neighbouring threads are
-// neighbouring columns of the matrices.
+// neighbouring columns of the matrices. Of a place there are fewer than 2^31 numbers.
 
 #include "bfloat16.cuh"
 #include "conv/window.cuh"
@@ -92,7 +92,7 @@ struct Tiles {
 
     __device__ Tiles(const Window &w)
         : down((w.out_height + OUT - 1) / OUT), across((w.out_width + OUT - 1) / OUT) {}
-    __device__ offset count(int samples) const { return (offset)samples * down * across; }
+    __device__ int count(int samples) const { return samples * down * across; }
     __device__ int index(const Place &at) const { return (at.n * down + at.y) * across + at.x; }
 };
 
@@ -130,8 +130,8 @@ extern "C" __global__ void winograd_images(int samples, int height, int width, i
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const Operand V = {tiles, ld, numbers, components, count, distance};
     const Tiles cut(w);
-    const offset size = cut.count(samples) * channels, step = (offset)gridDim.x * blockDim.x;
-    for (offset i = blockIdx.x * (offset)blockDim.x + threadIdx.x; i < size; i += step) {
+    const int size = cut.count(samples) * channels;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const Place at(i, cut.down, cut.across, channels);
         const real *image = A + at.n * w.image() + at.channel;
         real d[IN][IN];
@@ -155,15 +155,15 @@ extern "C" __global__ void winograd_outputs(int samples, int height, int width, 
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const Tiles cut(w);
-    const offset size = cut.count(samples) * filters, step = (offset)gridDim.x * blockDim.x;
-    for (offset i = blockIdx.x * (offset)blockDim.x + threadIdx.x; i < size; i += step) {
+    const int size = cut.count(samples) * filters;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const Place at(i, cut.down, cut.across, filters);
         real m[IN][IN];
 #pragma unroll
         for (int r = 0; r < IN; r++)
 #pragma unroll
             for (int c = 0; c < IN; c++)
-                m[r][c] = M[(r * IN + c) * size + i];
+                m[r][c] = M[(r * IN + c) * (offset)size + i];
         real *outputs = Z + at.n * w.output(filters) + at.channel;
         transform<OUT>([](int k, int j) { return A_T[k][j]; }, m, [&](int r, int c, real z) {
             const int y = at.y * OUT + r, x = at.x * OUT + c;
@@ -183,8 +183,8 @@ extern "C" __global__ void winograd_gradients(int samples, int height, int width
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const Operand S = {tiles, ld, numbers, components, count, distance};
     const Tiles cut(w);
-    const offset size = cut.count(samples) * filters, step = (offset)gridDim.x * blockDim.x;
-    for (offset i = blockIdx.x * (offset)blockDim.x + threadIdx.x; i < size; i += step) {
+    const int size = cut.count(samples) * filters;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const Place at(i, cut.down, cut.across, filters);
         const real *gradients = dZ + at.n * w.output(filters) + at.channel;
         real dz[OUT][OUT];

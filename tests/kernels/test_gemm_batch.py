@@ -63,6 +63,7 @@ def test_every_cut_same_bits_twice(kernels_of, device, rng, tile, parts, math, t
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
 
 
+@pytest.mark.sanitizer
 def test_fewer_rows_in_the_same_memory(kernels_of, device, rng):
     """What is left there of more rows is not added up."""
     kernels = kernels_of("float32")
