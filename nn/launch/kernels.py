@@ -11,6 +11,7 @@ from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
+from nn.launch.conv.winograd import fits_winograd
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
@@ -95,9 +96,12 @@ class Kernels:
         Where a window is too large for ``shared``: ``direct``. For ``implicit``: ``narrow`` for few channels,
         and ``implicit_mma`` where there are no tensor cores of sm_90, or products run on those of ``mma``, or
         its operands do not fit.
+        Where windows are not 3 x 3 at stride 1, for ``winograd``: ``im2col``, which has the same products.
         """
         if self.conv_version == "shared" and not shared_fits(work):
             return "direct"
+        if self.conv_version == "winograd" and not fits_winograd(work):
+            return "im2col"
         if self.conv_version != "implicit":
             return self.conv_version
         if fits_narrow(work):

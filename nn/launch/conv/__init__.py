@@ -9,6 +9,7 @@
 ``narrow``       few channels, in registers and shared memory
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
 ``implicit_mma`` the same on those of sm_80 and later
+``winograd``     transforms of tiles, and products of fewer multiplications between them
 ================ =======================================================================
 """
 
@@ -22,6 +23,7 @@ from nn.launch.conv.implicit import bind_implicit
 from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
+from nn.launch.conv.winograd import bind_winograd
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ _BIND = {
     "narrow": bind_narrow,
     "implicit": bind_implicit,
     "implicit_mma": bind_implicit_mma,
+    "winograd": bind_winograd,
 }
 
 

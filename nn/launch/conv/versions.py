@@ -9,8 +9,11 @@ from numpy.typing import DTypeLike
 
 from nn.launch.gemm.mma import has_mma
 
-CONV_VERSIONS = ("direct", "shared", "im2col", "implicit")
-"""All versions, from the first to the fastest; the last is for float32, on tensor cores from sm_80 on."""
+CONV_VERSIONS = ("direct", "shared", "im2col", "implicit", "winograd")
+"""All versions, in the order of the ladder; ``implicit`` is for float32, on tensor cores from sm_80 on.
+
+``winograd`` rounds more than the others, so nobody gets it who does not ask for it.
+"""
 
 
 def fastest_convolution(dtype: DTypeLike, architecture: str) -> str:

@@ -97,7 +97,7 @@ def test_networks_of_all_kinds(data: str, net: str, dtype: str) -> None:
     run(data, net=net, dtype=dtype)
 
 
-@pytest.mark.parametrize("conv", CONV_VERSIONS)
+@pytest.mark.parametrize("conv", [conv for conv in CONV_VERSIONS if conv != "winograd"])  # no window fits it
 @pytest.mark.parametrize("net", few(list(NETS)[2:], of=list(NETS)))
 def test_networks_of_all_kinds_in_kernels(driver: Driver, data: str, net: str, conv: str) -> None:
     for dtype in ("float32", "float64"):
