@@ -5,34 +5,37 @@
 
 #ifdef PYRT_EMULATED
 
-#include <vector>
-
-// Nothing is there before it is waited for.
+// Nothing is there before it is waited for, unless there are more than MOST.
 struct AsyncCopies {
     struct Copy {
         float *target;
         const float *source;
         int count, inside, group;
     };
-    std::vector<Copy> queued;
-    int group = 0;
+    static const int MOST = 128;
+    Copy queued[MOST];
+    int count = 0, group = 0;
 
     template <int BYTES>
     void start(float *target, const float *source, int inside)
     {
-        queued.push_back({target, source, BYTES / 4, inside, group});
+        const Copy one = {target, source, BYTES / 4, inside, group};
+        if (count < MOST)
+            queued[count++] = one;
+        else
+            copy(one);
     }
     void end_group() { group++; }
     template <int PENDING>
     void wait()
     {
-        std::vector<Copy> left;
-        for (const Copy &one : queued)
-            if (one.group < group - PENDING)
-                copy(one);
+        int left = 0;
+        for (int i = 0; i < count; i++)
+            if (queued[i].group < group - PENDING)
+                copy(queued[i]);
             else
-                left.push_back(one);
-        queued.swap(left);
+                queued[left++] = queued[i];
+        count = left;
     }
 
     static void copy(const Copy &copy)

@@ -97,7 +97,7 @@ def test_bias_and_activation_go_into_the_product_and_nothing_is_split(driver, ke
     assert_same_numbers(results)
 
 
-@pytest.mark.parametrize(("channels", "kernel"), [(3, "narrow_forward"), (12, "gather_64x64")])
+@pytest.mark.parametrize(("channels", "kernel"), [(3, "sliding_forward"), (12, "gather_64x64")])
 def test_bias_and_activation_go_into_the_convolution(driver, kernels, library, stream, channels, kernel):
     window = Window.over("conv", (5, 6, channels), (3, 3), 1, 1)
     results = []
