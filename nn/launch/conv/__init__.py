@@ -7,6 +7,7 @@
 ``shared``       a tile of the image with its halo, and the filters, in shared memory
 ``im2col``       a matrix of all windows, then the products that are there
 ``narrow``       few channels, in registers and shared memory
+``sliding``      the same at stride 1, where windows share pixels; part of ``narrow``
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
 ``implicit_mma`` the same on those of sm_80 and later
 ``winograd``     transforms of tiles, and products of fewer multiplications between them

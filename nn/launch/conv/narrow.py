@@ -1,4 +1,4 @@
-"""Launches of convolutions of few channels (kernels/conv/narrow.cu)."""
+"""Launches of convolutions of few channels (kernels/conv/narrow.cu, and sliding.cu where that fits)."""
 
 from __future__ import annotations
 
