@@ -26,8 +26,8 @@ from bench.timing import alternate, repetition
 from nn.launch.conv import convolve
 from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.versions import CONV_VERSIONS
-from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.conv.winograd import OUTS, Tiles, bind_winograd
+from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.kernels import Kernels
 from nn.model.conv2d import Conv2d
 from pyrt.arguments import Parser
