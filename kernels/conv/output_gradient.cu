@@ -57,7 +57,7 @@ struct Output {
 template <int V>
 __device__ inline void add_rows(Reals<V> &sums)
 {
-    __shared__ real meeting[THREADS * 4];
+    __shared__ __align__(16) real meeting[THREADS * 4];
     Reals<V> *mine = (Reals<V> *)meeting + threadIdx.y * blockDim.x + threadIdx.x;
     *mine = sums;
     __syncthreads();
@@ -118,7 +118,9 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
         }
     add_rows(sums);
     if (y == 0 && channel < output.channels)
-        *(Reals<V> *)(output.db + channel) = sums;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            output.db[channel + v] = sums.of[v];  // db may begin anywhere
 }
 
 // Through the activation: dA f'(Z), A = f(Z).
