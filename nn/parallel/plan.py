@@ -4,7 +4,7 @@ Ranks form a grid of groups and shards. Each group takes a part of every batch; 
 shards, cut the products of a layer in one of three ways:
 
     samples   each its part of the group's samples, with all of W
-    rows      each some units: rows of W, from all that comes in
+    rows      each some units or filters: rows of W, from all that comes in
     columns   each what some of the inputs contribute: columns of W; contributions are summed
 
 So a layer takes its inputs, and makes its outputs, in parts (`pyrt.redistribute.regions`) that may differ
@@ -115,12 +115,23 @@ class Plan:
                     f"a plan that splits W{layer} by {split}: {network.layer(layer)} is split by "
                     f"{', '.join(network.layer(layer).splits)}"
                 )
-            size = network.sizes[layer if split == ROWS else layer - 1]
-            if split != SAMPLES and size < self.shards:
-                raise UserError(
-                    f"a plan that splits the {size} {split} of W{layer} over {self.shards} ranks: one would "
-                    "get none; use fewer shards or wider layers"
-                )
+            if split != SAMPLES:
+                self._require_shares(network, layer, split)
+
+    def _require_shares(self, network: Network, layer: int, split: str) -> None:
+        """UserError where a rank would get no row, or no column, of a layer's W."""
+        stage = network.stages[layer]
+        if split == ROWS:
+            size, what = network.matrix(layer)[0], split
+        elif stage.makes_images:
+            size, what = stage.input[-1], "channels"
+        else:
+            size, what = network.sizes[layer - 1], split
+        if size < self.shards:
+            raise UserError(
+                f"a plan that splits the {size} {what} of W{layer} over {self.shards} ranks: one would "
+                "get none; use fewer shards or wider layers"
+            )
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
@@ -131,6 +142,5 @@ class Plan:
 
 
 def by_samples(network: Network) -> int:
-    """Count the first layers whose weights are not split: convolutions."""
-    can_be_split = [ROWS in network.layer(number).splits for number in network.numbers]
-    return can_be_split.index(True)  # the last layer is dense
+    """Count the first layers whose weights the plan ``model`` does not split: convolutions."""
+    return sum(network.stages[number].makes_images for number in network.numbers)

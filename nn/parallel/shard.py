@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from nn.model.layer import Shape
 from nn.model.network import Network
-from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, WHOLE, Plan
+from nn.parallel.plan import BY_UNITS, COLUMNS, ROWS, SAMPLES, WHOLE, Plan
 from pyrt.redistribute import Redistribution
 from pyrt.redistribute.regions import Region, region, share
 
 _WEIGHTS = {SAMPLES: "whole", ROWS: "rows", COLUMNS: "columns"}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's part of a parameter: a region of it, viewed as a matrix."""
+
+    view: tuple[int, int]
+    """Weights have a row a unit or filter; where channels are split a row a pixel of each of these."""
+    part: Region
+    shape: tuple[int, ...]
+    """Of the part as the rank has it: weights a row a unit or filter."""
+
+    def of(self, whole: np.ndarray) -> np.ndarray:
+        """View or copy the part."""
+        return self._within(whole).reshape(self.shape)
+
+    def put(self, part: np.ndarray, whole: np.ndarray) -> None:
+        """Copy the part to its place."""
+        self._within(whole)[:] = part.reshape(self.part.shape)
+
+    def _within(self, whole: np.ndarray) -> np.ndarray:
+        return whole.reshape(self.view)[slice(*self.part.rows), slice(*self.part.columns)]
 
 
 @dataclass(frozen=True)
@@ -56,56 +80,108 @@ class Shard:
         first, last = self.rows(1, stop - start)
         return start + first, start + last
 
-    @cached_property
-    def regions(self) -> dict[str, Region]:
-        """Of each parameter, W1, b1, .. as a matrix (biases: of one column), this rank's part.
+    def splits_channels(self, layer: int) -> bool:
+        """Return whether a rank has some channels of the images that a layer makes, or the next one takes.
 
-        A filter of a convolution is a row of its matrix.
+        `BY_UNITS` means these there, and else units in memory order.
         """
-        regions = {}
+        plan, stages = self.plan, self.network.stages
+        if plan.makes(layer) == BY_UNITS and stages[layer].makes_images:
+            return True
+        return (
+            layer < self.network.depth
+            and plan.takes(layer + 1) == BY_UNITS
+            and stages[layer + 1].makes_images
+        )
+
+    def pixels(self, layer: int, shape: Shape) -> int:
+        """Count the rows of a sample of this shape behind a layer: a pixel each where channels are split."""
+        return math.prod(shape[:-1]) if self.splits_channels(layer) else 1
+
+    def part(self, spread: str, layer: int, samples: int, shape: Shape) -> Region:
+        """Return which samples, and which channels or units of each, this rank has behind a layer."""
+        return self.held(spread, (samples, math.prod(shape) // self.pixels(layer, shape)))
+
+    def made(self, layer: int, shape: Shape) -> Shape:
+        """Return the shape of this rank's part of such a sample that a layer, or one behind it, makes."""
+        return (*shape[:-1], self.held(self.plan.makes(layer), (1, shape[-1])).shape[1])
+
+    def taken(self, layer: int) -> Shape:
+        """Return the shape of this rank's part of a sample that a layer takes, if these are images."""
+        shape = self.network.stages[layer].input
+        if not self.splits_channels(layer - 1):
+            return shape
+        return (*shape[:-1], self.held(self.plan.takes(layer), (1, shape[-1])).shape[1])
+
+    def picks_channels(self, layer: int) -> bool:
+        """Return whether the next layer takes some channels of images that this rank has whole."""
+        plan, shape = self.plan, self.network.stages[layer].output
+        picks = (plan.makes(layer), plan.takes(layer + 1)) == (WHOLE, BY_UNITS)
+        return picks and self.pixels(layer, shape) > 1
+
+    @cached_property
+    def cuts(self) -> dict[str, Cut]:
+        """Of each parameter, W1, b1, .., this rank's part."""
+        cuts = {}
         for layer, split in zip(self.network.numbers, self.plan.splits, strict=True):
-            shape = self.network.matrix(layer)
-            regions[f"W{layer}"] = self.held(_WEIGHTS[split], shape)
-            regions[f"b{layer}"] = self.held("rows" if split == ROWS else "whole", (shape[0], 1))
-        return regions
+            rows, columns = self.network.matrix(layer)
+            view = rows, columns
+            if split == COLUMNS and self.splits_channels(layer - 1):
+                channels = self.network.stages[layer].input[-1]
+                view = rows * columns // channels, channels
+            part = self.held(_WEIGHTS[split], view)
+            biases = self.held("rows" if split == ROWS else "whole", (rows, 1))
+            units = biases.shape[0]
+            cuts[f"W{layer}"] = Cut(view, part, (units, part.size // units))
+            cuts[f"b{layer}"] = Cut((rows, 1), biases, (units,))
+        return cuts
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of this rank's parameters, weights as matrices."""
-        return {name: part.shape if name[0] == "W" else part.shape[:1] for name, part in self.regions.items()}
+        return {name: cut.shape for name, cut in self.cuts.items()}
 
     def cut(self, whole: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Cut this rank's part from all parameters."""
-        matrices = {name: as_matrix(array) for name, array in whole.items()}
-        return {name: matrices[name][_slices(matrices[name], part)] for name, part in self.regions.items()}
+        return {name: cut.of(whole[name]) for name, cut in self.cuts.items()}
 
     def forward_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution of a layer's outputs to the next layer's inputs, if any is needed."""
-        plan, shape = self.plan, (samples, self.network.sizes[layer])
+        plan = self.plan
         if layer == 0 or plan.is_data:
             return None
         made, taken = plan.makes(layer), plan.takes(layer + 1)
         if made in (taken, WHOLE):  # a part of what is there
             return None
-        return Redistribution(shape, made, taken)
+        return self._redistribution(layer, samples, made, taken)
+
+    def _redistribution(
+        self, layer: int, samples: int, source: str, target: str, sums: bool = False
+    ) -> Redistribution:
+        """Of what lies between a layer and the next, with a row a sample, or a pixel."""
+        shape = self.network.stages[layer].output
+        pixels = self.pixels(layer, shape)
+        matrix = samples * pixels, math.prod(shape) // pixels
+        return Redistribution(matrix, source, target, sums, together=pixels)
 
     def sum_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution that adds up the partial sums of a layer's outputs, if there are any."""
         if self.plan.is_data or not self.plan.sums_outputs(layer):
             return None
-        return Redistribution((samples, self.network.sizes[layer]), WHOLE, WHOLE, sums=True)
+        made = math.prod(self.network.stages[layer].made)
+        return Redistribution((samples, made), WHOLE, WHOLE, sums=True)
 
     def backward_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution of the next layer's input gradient to this layer's outputs."""
-        plan, shape = self.plan, (samples, self.network.sizes[layer])
+        plan = self.plan
         if plan.is_data:
             return None
         taken, made = plan.takes(layer + 1), plan.makes(layer)
         if layer < self.network.depth and plan.sums_inputs(layer + 1):
-            return Redistribution(shape, WHOLE, made, sums=True)
+            return self._redistribution(layer, samples, WHOLE, made, sums=True)
         if taken in (made, WHOLE):
             return None
-        return Redistribution(shape, taken, made)
+        return self._redistribution(layer, samples, taken, made)
 
     def largest_received(self, batch: int) -> int:
         """Return the most elements that this rank receives in one move of a step with such a batch."""
@@ -123,22 +199,12 @@ class Shard:
         return [move for move in found if move is not None]
 
 
-def as_matrix(array: np.ndarray) -> np.ndarray:
-    """View filters (filters, rows, columns, channels) as rows; other parameters as they are."""
-    return array.reshape(len(array), -1) if array.ndim > 2 else array
-
-
-def _slices(array: np.ndarray, part: Region) -> tuple[slice, ...]:
-    return tuple(slice(*span) for span in (part.rows, part.columns)[: array.ndim])
-
-
 def whole_parameters(
     plan: Plan, network: Network, parts: Sequence[dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Put all parameters together from the parts of a group's ranks, in order."""
     result = {name: np.empty(shape, parts[0][name].dtype) for name, shape in network.shapes.items()}
     for index, arrays in enumerate(parts):
-        for name, part in Shard(plan, network, index).regions.items():
-            matrix = as_matrix(result[name])
-            matrix[_slices(matrix, part)] = arrays[name]
+        for name, cut in Shard(plan, network, index).cuts.items():
+            cut.put(arrays[name], result[name])
     return result

@@ -32,7 +32,8 @@ class Activations:
         moved = [layer for layer in layers if shard.forward_move(layer, samples)]
         moved_back = [layer for layer in layers if _needs_room(shard.backward_move(layer, samples))]
         self._made = {layer: self._room(plan.makes(layer), layer) for layer in (0, *layers)}
-        self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in moved}
+        picked = [layer for layer in (0, *layers) if shard.picks_channels(layer)]
+        self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in (*moved, *picked)}
         self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}
         self._between = {layer: self._rooms_between(layer) for layer in (0, *layers)}
@@ -45,8 +46,7 @@ class Activations:
             """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
-        shape = self.samples, self._network.sizes[layer]
-        return self._matrix(*self._shard.held(spread, shape).shape, layer)
+        return self._matrix(*self._held(spread, layer, self._network.stages[layer].output), layer)
 
     def _matrix(self, rows: int, columns: int, layer: int) -> DeviceArray:
         if rows * columns > LARGEST:
@@ -65,17 +65,18 @@ class Activations:
     def _rooms_between(self, layer: int) -> list[DeviceArray]:
         """Make room for what a layer and those that follow it make, but for the last."""
         shapes = self._network.stages[layer].shapes[-1 - len(self._network.stages[layer].followers) : -1]
-        return [self._matrix(*self._held(layer, shape), layer) for shape in shapes]
+        return [self._matrix(*self._held(self._plan.makes(layer), layer, shape), layer) for shape in shapes]
 
-    def _held(self, layer: int, shape: Shape) -> tuple[int, int]:
-        """Return rows and columns of this rank's part of what a layer, or one that follows it, makes."""
-        return self._shard.held(self._plan.makes(layer), (self.samples, math.prod(shape))).shape
+    def _held(self, spread: str, layer: int, shape: Shape) -> tuple[int, int]:
+        """Return rows and columns of this rank's part of what is behind a layer, a row a sample."""
+        rows, columns = self._shard.part(spread, layer, self.samples, shape).shape
+        return rows, columns * self._shard.pixels(layer, shape)
 
     def _rooms_for_places(self, layer: int) -> list[DeviceArray | None]:
         """Make room for what the layers that follow a layer keep for the way back."""
         stage = self._network.stages[layer]
         outputs = stage.shapes[len(stage.shapes) - len(stage.followers) :]
-        held = [self._held(layer, shape) for shape in outputs]
+        held = [self._held(self._plan.makes(layer), layer, shape) for shape in outputs]
         with self._driver.ledger.of("activations", layer):
             return [
                 DeviceArray.empty(self._driver, (max(1, rows), columns), np.uint8)

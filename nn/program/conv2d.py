@@ -14,7 +14,7 @@ from pyrt.arrays import Arena, DeviceArray
 
 @dataclass(frozen=True)
 class Conv2dOperations:
-    """The operations of layer ``number``, on samples of the shape ``inputs``."""
+    """The operations of layer ``number``, for the rank's filters, on samples of the shape ``inputs``."""
 
     layer: Conv2d
     number: int
@@ -27,7 +27,8 @@ class Conv2dOperations:
 
     def _by_filter(self, Z: DeviceArray) -> DeviceArray:
         """View outputs (samples, windows filters) as (samples windows, filters)."""
-        return Z.reshape(Z.size // self.layer.filters, self.layer.filters)
+        filters = self._W.shape[0]
+        return Z.reshape(Z.size // filters, filters)
 
     def forward(self, A: DeviceArray, Z: DeviceArray) -> Operation:
         """Z (samples, windows filters) from the images A."""

@@ -10,8 +10,8 @@ from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.dropout import Dropout
 from nn.model.layer import Layer, Shape
-from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.parallel.shard import Shard
 from nn.program.conv2d import Conv2dOperations
 from nn.program.dense import DenseOperations
 from nn.program.dropout import DropoutOperations
@@ -72,11 +72,11 @@ FOLLOWERS: dict[type, Callable[[Any, Shape, int, Draw | None], FollowerOperation
 }
 
 
-def operations_of(network: Network, number: int, parameters: Arena) -> LayerOperations:
-    """Return the operations of layer ``number``; a subclass of a layer has those of its base."""
-    layer = network.layer(number)
+def operations_of(shard: Shard, number: int, parameters: Arena) -> LayerOperations:
+    """Return a rank's operations of layer ``number``; a subclass of a layer has those of its base."""
+    layer = shard.network.layer(number)
     kind = next(kind for kind in type(layer).__mro__ if kind in OPERATIONS)
-    return OPERATIONS[kind](layer, number, parameters, network.stages[number].input)
+    return OPERATIONS[kind](layer, number, parameters, shard.taken(number))
 
 
 def follower_operations(layer: Layer, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:

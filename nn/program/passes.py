@@ -96,7 +96,7 @@ class Pass:
         return items
 
     def _operations(self, layer: int) -> LayerOperations:
-        return operations_of(self.shard.network, layer, self.parameters)
+        return operations_of(self.shard, layer, self.parameters)
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
         shard, activations, own = self.shard, self.activations, self._operations(layer)
@@ -141,18 +141,24 @@ class Pass:
         stage, places = self.shard.network.stages[layer], self.activations.places(layer, samples)
         shapes = stage.shapes[-1 - len(stage.followers) :]
         return [
-            (follower_operations(one, shapes[place], layer, self._draw(layer, place, samples)), places[place])
+            (
+                follower_operations(
+                    one, self.shard.made(layer, shapes[place]), layer, self._draw(layer, place, samples)
+                ),
+                places[place],
+            )
             for place, one in enumerate(stage.followers)
             if self._works(one)
         ]
 
     def _draw(self, layer: int, place: int, samples: int) -> Draw | None:
         """Return what decides for the layer at this place behind a layer."""
-        stage = self.shard.network.stages[layer]
-        units = math.prod(stage.shapes[len(stage.shapes) - len(stage.followers) + place])
-        rows, columns = self.shard.held(self.shard.plan.makes(layer), (samples, units))
-        place += stage.place + 1
-        return self.draws.of(place, rows, columns, units) if self.draws is not None else None
+        if self.draws is None:
+            return None
+        shard, stage = self.shard, self.shard.network.stages[layer]
+        shape = stage.shapes[len(stage.shapes) - len(stage.followers) + place]
+        part, pixels = shard.part(shard.plan.makes(layer), layer, samples, shape), shard.pixels(layer, shape)
+        return self.draws.of(stage.place + 1 + place, part, pixels, math.prod(shape) // pixels)
 
     def _add_output_bias(self, Z: DeviceArray) -> Operation:
         return operations.bias_activation("output bias", Z, self._output_bias, "identity")
@@ -247,12 +253,20 @@ class _Moved:
         """Make the two items of a redistribution; without one there is nothing to do."""
         if move is None:
             return cls()
-        start = StartRedistribution(name, part, move, source, target)
+        start = StartRedistribution(name, part, move, *(_rows_of(array, move) for array in (source, target)))
         return cls([start], [FinishRedistribution(start)])
 
     @property
     def at_once(self) -> list[Item]:
         return [*self.start, *self.finish]
+
+
+def _rows_of(array: DeviceArray, move: Redistribution) -> DeviceArray:
+    """View a matrix of a row a sample with as many rows a sample as stay together in a move."""
+    samples, units = array.shape
+    if move.together == 1:
+        return array
+    return array.reshape(samples * move.together, units // move.together)
 
 
 def _without_empty(items: Sequence[Item]) -> list[Item]:

@@ -23,7 +23,7 @@ that does not write the source, and does not touch the target, may be queued on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,12 +42,16 @@ _PLAIN = (("rows", "whole"), ("columns", "whole"), ("rows", "columns"), ("column
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A matrix of this shape from one spread to another; with ``sums`` the sum of all ranks' matrices."""
+    """A matrix of this shape from one spread to another; with ``sums`` the sum of all ranks' matrices.
+
+    So many rows stay ``together``, as the pixels of an image, of which each is a row of its channels.
+    """
 
     shape: tuple[int, int]
     source: str
     target: str
     sums: bool = False
+    together: int = 1
 
     def __post_init__(self) -> None:
         pair = self.source, self.target
@@ -58,18 +62,17 @@ class Redistribution:
     def stages(self) -> tuple[Redistribution, ...]:
         """The moves that it is made of, each of one message from each rank to each rank."""
         if self.sums and self.target == "whole":
-            return Redistribution(self.shape, "whole", "rows", sums=True), Redistribution(
-                self.shape, "rows", "whole"
-            )
+            first = replace(self, target="rows")
+            return first, replace(self, source="rows", sums=False)
         return (self,)
 
     def source_of(self, ranks: int, rank: int) -> Region:
         """Return the region that this rank has."""
-        return region(self.source, self.shape, ranks, rank)
+        return region(self.source, self.shape, ranks, rank, self.together)
 
     def target_of(self, ranks: int, rank: int) -> Region:
         """Return the region that this rank gets."""
-        return region(self.target, self.shape, ranks, rank)
+        return region(self.target, self.shape, ranks, rank, self.together)
 
     def message(self, ranks: int, sender: int, receiver: int) -> Region:
         """Return what one rank sends another, or keeps, in a one-stage redistribution; may be empty."""

@@ -47,12 +47,16 @@ def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return start, max(start, min(one[1], other[1]))
 
 
-def region(spread: str, shape: tuple[int, int], ranks: int, rank: int) -> Region:
-    """Return the region that a rank holds of a matrix of this shape; ValueError for an unknown spread."""
+def region(spread: str, shape: tuple[int, int], ranks: int, rank: int, together: int = 1) -> Region:
+    """Return the region that a rank holds of a matrix of this shape; ValueError for an unknown spread.
+
+    So many rows stay ``together``: all of them are of one rank.
+    """
     if spread not in SPREADS:
         raise ValueError(f"{spread!r} is no spread: {', '.join(SPREADS)} are")
     rows, columns = shape
+    start, stop = share(rows // together, ranks, rank)
     return Region(
-        share(rows, ranks, rank) if spread == "rows" else (0, rows),
+        (start * together, stop * together) if spread == "rows" else (0, rows),
         share(columns, ranks, rank) if spread == "columns" else (0, columns),
     )
