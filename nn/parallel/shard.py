@@ -113,11 +113,11 @@ class Shard:
             return shape
         return (*shape[:-1], self.held(self.plan.takes(layer), (1, shape[-1])).shape[1])
 
-    def picks_channels(self, layer: int) -> bool:
+    def takes_channels(self, layer: int) -> bool:
         """Return whether the next layer takes some channels of images that this rank has whole."""
-        plan, shape = self.plan, self.network.stages[layer].output
-        picks = (plan.makes(layer), plan.takes(layer + 1)) == (WHOLE, BY_UNITS)
-        return picks and self.pixels(layer, shape) > 1
+        if layer == self.network.depth or not self.network.stages[layer + 1].makes_images:
+            return False
+        return (self.plan.makes(layer), self.plan.takes(layer + 1)) == (WHOLE, BY_UNITS)
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:

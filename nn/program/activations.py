@@ -32,7 +32,7 @@ class Activations:
         moved = [layer for layer in layers if shard.forward_move(layer, samples)]
         moved_back = [layer for layer in layers if _needs_room(shard.backward_move(layer, samples))]
         self._made = {layer: self._room(plan.makes(layer), layer) for layer in (0, *layers)}
-        picked = [layer for layer in (0, *layers) if shard.picks_channels(layer)]
+        picked = [layer for layer in (0, *layers) if shard.takes_channels(layer)]
         self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in (*moved, *picked)}
         self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}

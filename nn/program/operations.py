@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from nn.input.source import BatchCursor, Gathered, Ready, Source
+from nn.launch.channels import TakeChannels
 from nn.launch.column_sums import ColumnSums
 from nn.launch.elementwise import ActivationBackward, BiasActivation, Zeros
 from nn.launch.gemm.product import Product
@@ -140,6 +141,11 @@ def gather_batch(source: Gathered, X: DeviceArray, scale: float) -> Operation:
 def skip_batch(cursor: BatchCursor) -> Operation:
     """Move the cursor on, for a rank that gets no sample of a batch."""
     return Operation("skip batch", FORWARD, SkipBatch(cursor))
+
+
+def take_channels(name: str, X: DeviceArray, Y: DeviceArray) -> Operation:
+    """Y = X (pixels, channels), a view of some channels of images."""
+    return Operation(name, FORWARD, TakeChannels(X, Y))
 
 
 def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) -> Operation:

@@ -90,7 +90,7 @@ class Pass:
         items: list[Item] = [operations.take_batch(self.source, X[0], self.scale)]
         if self.draws is not None:
             items.append(count_step(self.draws.step))
-        items += self._follow(0, samples)
+        items += [*self._follow(0, samples), *self._take_channels(0, samples)]
         for layer in self.shard.network.numbers:
             items += _of_layer(layer, self._layer(layer, samples))
         return items
@@ -109,9 +109,21 @@ class Pass:
         elif self._adds_bias:
             items.append(self._add_output_bias(Z))
         items += self._follow(layer, samples)
+        items += self._take_channels(layer, samples)
         Z = activations.made(layer, samples)
         move, taken = shard.forward_move(layer, samples), activations.taken(layer, samples)
         return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
+
+    def _take_channels(self, layer: int, samples: int) -> list[Item]:
+        """List the copy of those channels that the next layer takes, where this rank has them all."""
+        shard, shape = self.shard, self.shard.network.stages[layer].output
+        if not shard.takes_channels(layer):
+            return []
+        made, taken = self.activations.made(layer, samples), self.activations.taken(layer, samples)
+        pixels, channels = made.shape[0] * shard.pixels(layer, shape), shape[-1]
+        part = shard.part(shard.plan.takes(layer + 1), layer, samples, shape)
+        X = made.reshape(pixels, channels).columns(*part.columns)
+        return [operations.take_channels(f"take channels {layer}", X, taken.reshape(*X.shape))]
 
     def _follow(self, layer: int, samples: int) -> list[Item]:
         """List the layers without parameters behind a layer, or behind the input."""

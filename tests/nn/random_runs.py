@@ -99,7 +99,12 @@ class RandomRun:
             options = dataclasses.replace(options, lr=0.05 * options.lr, eps=small, beta2=0.9)
         if rng.random() < 0.4:
             net, convolutions = drawn_net(rng, hidden, options.activation)
-            plan["layers"] = [SAMPLES] * convolutions + splits
+            if shards > 1:
+                first = [str(rng.choice(SPLITS[:2]))]  # by no columns: images have one channel
+                splits = [*first, *(str(rng.choice(SPLITS)) for _ in range(convolutions - 1)), *splits]
+            else:
+                splits = [SAMPLES] * convolutions + splits
+            plan["layers"] = splits
             plain = {"hidden": Options.hidden, "activation": Options.activation}
             # Deep nets of large weights magnify roundings of float32.
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)

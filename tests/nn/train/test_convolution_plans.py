@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
+from nn.launch.conv.versions import runs_convolution
 from nn.parallel import plan_files
-from nn.parallel.plan import Plan
+from nn.parallel.plan import SPLITS, Plan
+from pyrt.driver import Driver
+from pyrt.errors import UserError
 from pyrt.job import Job, join
 from tests import few, standing_still
+from tests.nn.checkpoints.runs import Runs
 from train import train
 
 PIXELS = (7, 6, 5)
@@ -42,7 +46,7 @@ SMALL = Options(
 
 ADAM = {"optimiser": "adam", "lr": 0.01, "eps": 1e-4}
 
-CONVOLUTIONS = list(itertools.product(["samples", "rows"], repeat=2))
+CONVOLUTIONS = list(itertools.product(SPLITS, repeat=2))
 """Pairs of splits: of one convolution and the next."""
 
 
@@ -95,3 +99,83 @@ def plans(ranks: int) -> list[Plan]:
 def test_every_split_of_convolutions_trains_the_network_of_the_reference(options: Options, job: Job) -> None:
     for place, plan in enumerate(plans(job.size)):
         trained(dataclasses.replace(options, **(ADAM if place % 2 else {})), plan, job)
+
+
+SOME = [
+    ("rows", "columns", "rows", "columns", "samples"),
+    ("columns", "columns", "samples", "rows", "columns"),
+    ("columns", "rows", "columns", "rows", "columns"),
+]
+
+
+def on_device(options: Options, driver: Driver, **changes: Any) -> Options:
+    """A shorter run with kernels: batches of 5, 5 and 1 samples."""
+    changes = {"device": driver.name, "share_gpus": True, "samples": 11, "batch": 5, "epochs": 1} | changes
+    return dataclasses.replace(options, **changes)
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel(few([2], of=[2, 3, 4]))
+def test_kernels_of_split_convolutions(options: Options, job: Job, driver: Driver) -> None:
+    """Whichever way images and their gradients move; the same bits twice, each operation as NumPy's."""
+    ways: list[dict[str, Any]] = [
+        {"exchange": "peer", "dtype": "float32"},
+        {"exchange": "host", "check_each": 1},
+        {"exchange": "peer", "graph": False, **ADAM},
+    ]
+    for splits, changes in few(list(zip(SOME, ways, strict=True))[:2], of=list(zip(SOME, ways, strict=True))):
+        here, plan = on_device(options, driver, **changes), Plan(1, job.size, splits)
+        first = trained(here, plan, job)
+        assert changes.get("check_each") or trained(here, plan, job) == first
+
+
+WIDE = "conv3x3x32,relu,pool2,conv2x2x32,tanh,conv1x1x4,relu,dense8,tanh,dense4"
+
+
+@pytest.mark.kernels
+@pytest.mark.parallel(few([2], of=[2, 3]))
+def test_split_convolutions_on_tensor_cores(options: Options, job: Job, driver: Driver) -> None:
+    """With components of a rank's filters and channels, kept from step to step."""
+    if not runs_convolution("implicit", "float32", driver.architecture):
+        pytest.skip(f"no tensor cores: {driver.architecture}")
+    kernels = {"net": WIDE, "conv": "implicit", "gemm": "wgmma", "dtype": "float32"}
+    for splits in few([SOME[0]], of=SOME):
+        trained(on_device(options, driver, samples=3, **kernels), Plan(1, job.size, splits), job)
+
+
+@pytest.mark.parallel([4])
+def test_groups_that_split_convolutions(options: Options, job: Job) -> None:
+    """Of a last batch of one sample one group has none."""
+    here = dataclasses.replace(options, samples=10)
+    trained(here, Plan(2, 2, ("columns", "rows", "columns", "rows", "columns")), job)
+
+
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("kept", [{}, ADAM], ids=["sgd", "adam"])
+def test_a_run_goes_on_under_another_plan(
+    options: Options, job: Job, shared: Path, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filters, and what the optimiser keeps of them, are whole in the checkpoint."""
+    standing_still.allow()
+    runs, paths = (
+        Runs(shared, str(options.data), monkeypatch),
+        [shared / "first.json", shared / "second.json"],
+    )
+    runs.options = dataclasses.replace(options, **kept)
+    if job.rank == 0:
+        for path, splits in zip(paths, (SOME[0], SOME[2]), strict=True):
+            plan_files.save(path, Plan(1, 3, splits))
+    job.comm.barrier()
+    runs.kept(stop=4, plan=str(paths[0]), check=False)
+    report = runs.resumed(plan=str(paths[1]))
+    assert report.passed, report.check
+    assert "resumed at step 4" in runs.said.lines
+
+
+@pytest.mark.parallel([2])
+def test_an_image_of_one_channel_is_not_split_by_it(options: Options, job: Job) -> None:
+    here = dataclasses.replace(options, net="conv3x3x1,pool2s1,conv2x2x4,dense4")
+    with pytest.raises(
+        UserError, match=r"^a plan that splits the 1 channels of W2 over 2 ranks: one would get no"
+    ):
+        trained(here, Plan(1, 2, ("samples", "columns", "samples")), job)

@@ -37,12 +37,15 @@ KINDS = [
 ]
 SHAPES = [(1, 1), (3, 2), (8, 16), (13, 37), (2, 300), (101, 5)]
 """Ragged ones, and ones with fewer rows or columns than ranks."""
+IMAGES, PIXELS = (21, 6), 3
+"""Seven images of three pixels, of six channels."""
 ROUNDS = 2
 F4 = np.dtype("f4")
 
 
 def all_moves() -> list[Redistribution]:
-    return [Redistribution(shape, *kind) for shape in SHAPES for kind in KINDS]
+    plain = [Redistribution(shape, *kind) for shape in SHAPES for kind in KINDS]
+    return plain + [Redistribution(IMAGES, *kind, together=PIXELS) for kind in KINDS]
 
 
 class Matrix:
@@ -174,7 +177,7 @@ def require_device_buffers(job: Job, driver: Driver) -> None:
 def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     for kind, way in itertools.product((CpuDriver, LateDriver), ("host", "device")):
-        check_series(kind(), job, way, dtype, SHAPES)
+        check_series(kind(), job, way, dtype, [*SHAPES, IMAGES])
 
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
@@ -186,7 +189,7 @@ def test_moves_of_a_device(
         require_device_buffers(job, driver)
     if driver.name == "emulated":
         monkeypatch.setattr(driver, "multiprocessors", 6)  # of which a move takes half
-    check_series(driver, job, way, dtype, SHAPES if dtype == F4 else SHAPES[1::2])
+    check_series(driver, job, way, dtype, [*(SHAPES if dtype == F4 else SHAPES[1::2]), IMAGES])
 
 
 class TestMove:
@@ -225,6 +228,8 @@ class TestMove:
             move = Redistribution((7, 4), *kind)
             assert (move.sent(3, 1), move.received(3, 1), move.messages(3, 1)) == (sent, received, messages)
         assert Redistribution((2, 5), "rows", "whole").messages(4, 3) == 0
+        of_images = Redistribution((7 * 5, 4), "rows", "columns", together=5)
+        assert (of_images.sent(3, 1), of_images.received(3, 1)) == (5 * 2 * 3, 5 * 5 * 1)
 
     @pytest.mark.parametrize(
         "kind", [("rows", "rows"), ("whole", "rows"), ("rows", "whole", True), ("whole", "diagonal", True)]
