@@ -45,6 +45,8 @@ def _stage(move: Redistribution, ranks: int, rank: int) -> Traffic:
         return NO_TRAFFIC
     if move.target == "whole":
         return Traffic(has.size * (ranks - 1), ranks - 1)
+    if not (isinstance(move.source, str) and isinstance(move.target, str)):
+        return Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
     kept = move.target_of(ranks, rank)
     parts = move.shape[0] // move.together if move.target == "rows" else move.shape[1]
     parts = min(ranks, parts)  # some may be empty

@@ -32,7 +32,7 @@ class Conv2d(Layer):
     padding: int | str = 0
     activation: str | None = None
 
-    splits = ("samples", "rows", "columns")
+    splits = ("samples", "rows", "columns", "space")
 
     def __post_init__(self) -> None:
         """Raise UserError for values that make no sense."""

@@ -6,6 +6,7 @@ shards, cut the products of a layer in one of three ways:
     samples   each its part of the group's samples, with all of W
     rows      each some units or filters: rows of W, from all that comes in
     columns   each what some of the inputs contribute: columns of W; contributions are summed
+    space     each some rows of all images, with all of W; neighbours exchange rows at the edges, halos
 
 So a layer takes its inputs, and makes its outputs, in parts (`pyrt.redistribute.regions`) that may differ
 from layer to layer. Where they do, activations move between the ranks of the group in the forward pass, and
@@ -21,13 +22,19 @@ from pyrt.errors import UserError
 from pyrt.redistribute.regions import share
 
 SAMPLES, ROWS, COLUMNS = SPLITS = ("samples", "rows", "columns")
-"""Which dimension of a layer's products is cut."""
+"""Which dimension of a layer's products is cut, of any layer;"""
+
+SPACE = "space"
+"""of a convolution also this one."""
 
 BY_SAMPLES, BY_UNITS, WHOLE = "rows", "columns", "whole"
-"""How a matrix (samples, units) is spread over the ranks of a group."""
+"""How a matrix (samples, units) is spread over the ranks of a group;"""
 
-_TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS}
-_MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE}
+BY_PLACES, WITH_HALO = "places", "halo"
+"""images also by their rows, without and with those beside them (nn/parallel/space.py)."""
+
+_TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS, SPACE: WITH_HALO}
+_MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE, SPACE: BY_PLACES}
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Plan:
 
     def over_all(self, layer: int) -> bool:
         """Return whether a layer's gradients are summed over all ranks, not over those of one shard alone."""
-        return self.splits[layer - 1] == SAMPLES
+        return self.splits[layer - 1] in (SAMPLES, SPACE)
 
     @property
     def loss_over_all(self) -> bool:
@@ -115,7 +122,9 @@ class Plan:
                     f"a plan that splits W{layer} by {split}: {network.layer(layer)} is split by "
                     f"{', '.join(network.layer(layer).splits)}"
                 )
-            if split != SAMPLES:
+            if split == SPACE:
+                self._require_rows(network, layer)
+            elif split != SAMPLES:
                 self._require_shares(network, layer, split)
 
     def _require_shares(self, network: Network, layer: int, split: str) -> None:
@@ -131,6 +140,16 @@ class Plan:
             raise UserError(
                 f"a plan that splits the {size} {what} of W{layer} over {self.shards} ranks: one would "
                 "get none; use fewer shards or wider layers"
+            )
+
+    def _require_rows(self, network: Network, layer: int) -> None:
+        """UserError where a layer's images cannot be split by their rows."""
+        stage, where = network.stages[layer], f"a plan that splits W{layer} by {SPACE}"
+        size = min(stage.input[0], stage.output[0])
+        if size < self.shards:
+            raise UserError(
+                f"{where}: of {size} rows of images one of {self.shards} ranks would get none; "
+                "use fewer shards"
             )
 
     def __str__(self) -> str:

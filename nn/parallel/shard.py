@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from nn.model.layer import Shape
 from nn.model.network import Network
-from nn.parallel.plan import BY_UNITS, COLUMNS, ROWS, SAMPLES, WHOLE, Plan
+from nn.model.window import Window
+from nn.parallel import space
+from nn.parallel.halos import PoolHalo, gradient_halo, pool_halo
+from nn.parallel.plan import (
+    BY_PLACES,
+    BY_SAMPLES,
+    COLUMNS,
+    ROWS,
+    SAMPLES,
+    SPACE,
+    WHOLE,
+    WITH_HALO,
+    Plan,
+)
+from nn.parallel.spreads import Spreads
 from pyrt.redistribute import Redistribution
-from pyrt.redistribute.regions import Region, region, share
+from pyrt.redistribute.regions import Region, Spans, region, share
 
-_WEIGHTS = {SAMPLES: "whole", ROWS: "rows", COLUMNS: "columns"}
+_WEIGHTS = {SAMPLES: "whole", ROWS: "rows", COLUMNS: "columns", SPACE: "whole"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Shard:
     def index(self) -> int:
         return self.rank % self.plan.shards
 
-    def held(self, spread: str, shape: tuple[int, int]) -> Region:
+    def held(self, spread: str | Spans, shape: tuple[int, int]) -> Region:
         """Return the region that this rank has of a group's matrix with this spread."""
         return region(spread, shape, self.plan.shards, self.index)
 
@@ -72,7 +86,8 @@ class Shard:
     def rows(self, layer: int, samples: int) -> tuple[int, int]:
         """Start and stop of those of the group's samples of which this rank takes inputs of a layer (of
         layer L + 1: logits)."""
-        return self.held(self.plan.takes(layer), (samples, self.network.sizes[layer - 1])).rows
+        by_samples = self.plan.takes(layer) == BY_SAMPLES
+        return share(samples, self.plan.shards, self.index) if by_samples else (0, samples)
 
     def own_samples(self, batch: int) -> tuple[int, int]:
         """Start and stop of the batch's samples whose images this rank takes."""
@@ -80,44 +95,41 @@ class Shard:
         first, last = self.rows(1, stop - start)
         return start + first, start + last
 
-    def splits_channels(self, layer: int) -> bool:
-        """Return whether a rank has some channels of the images that a layer makes, or the next one takes.
-
-        `BY_UNITS` means these there, and else units in memory order.
-        """
-        plan, stages = self.plan, self.network.stages
-        if plan.makes(layer) == BY_UNITS and stages[layer].makes_images:
-            return True
-        return (
-            layer < self.network.depth
-            and plan.takes(layer + 1) == BY_UNITS
-            and stages[layer + 1].makes_images
-        )
-
-    def pixels(self, layer: int, shape: Shape) -> int:
-        """Count the rows of a sample of this shape behind a layer: a pixel each where channels are split."""
-        return math.prod(shape[:-1]) if self.splits_channels(layer) else 1
+    @cached_property
+    def spreads(self) -> Spreads:
+        """Return how the ranks of a group hold what is behind each layer."""
+        return Spreads(self.plan, self.network)
 
     def part(self, spread: str, layer: int, samples: int, shape: Shape) -> Region:
-        """Return which samples, and which channels or units of each, this rank has behind a layer."""
-        return self.held(spread, (samples, math.prod(shape) // self.pixels(layer, shape)))
+        """Return which samples, and which units, channels or rows of each, this rank has behind a layer."""
+        matrix = samples, math.prod(shape) // self.spreads.pixels(layer, shape, spread)
+        return self.held(self.spreads.resolved(spread, layer, shape), matrix)
 
     def made(self, layer: int, shape: Shape) -> Shape:
         """Return the shape of this rank's part of such a sample that a layer, or one behind it, makes."""
-        return (*shape[:-1], self.held(self.plan.makes(layer), (1, shape[-1])).shape[1])
+        spread = self.spreads.made(layer)
+        if spread == BY_PLACES:
+            start, stop = self.spreads.rows(layer, shape[0])[self.index]
+            return (stop - start, *shape[1:])
+        return (*shape[:-1], self.held(spread, (1, shape[-1])).shape[1])
 
-    def taken(self, layer: int) -> Shape:
-        """Return the shape of this rank's part of a sample that a layer takes, if these are images."""
-        shape = self.network.stages[layer].input
-        if not self.splits_channels(layer - 1):
-            return shape
-        return (*shape[:-1], self.held(self.plan.takes(layer), (1, shape[-1])).shape[1])
+    def window(self, layer: int) -> Window:
+        """Return a convolution's window on the part of its images that this rank takes."""
+        window, taken = self.spreads.window(layer), self.plan.takes(layer)
+        if taken == WITH_HALO:
+            made = self.spreads.rows_made(layer)[self.index]
+            return space.local(window, space.seen(window, made), made)
+        return replace(window, channels=self.held(taken, (1, window.channels)).shape[1])
 
-    def takes_channels(self, layer: int) -> bool:
-        """Return whether the next layer takes some channels of images that this rank has whole."""
-        if layer == self.network.depth or not self.network.stages[layer + 1].makes_images:
-            return False
-        return (self.plan.makes(layer), self.plan.takes(layer + 1)) == (WHOLE, BY_UNITS)
+    def window_back(self, layer: int) -> Window:
+        """Return the same for the gradient of its images: from that of the outputs, with their halo."""
+        if self.plan.takes(layer) != WITH_HALO:
+            return self.window(layer)
+        window, rows = (
+            self.spreads.window(layer),
+            self.spreads.rows(layer - 1, self.spreads.window(layer).height),
+        )
+        return space.local(window, rows[self.index], self.spreads.rows_seeing(layer)[self.index])
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:
@@ -126,15 +138,21 @@ class Shard:
         for layer, split in zip(self.network.numbers, self.plan.splits, strict=True):
             rows, columns = self.network.matrix(layer)
             view = rows, columns
-            if split == COLUMNS and self.splits_channels(layer - 1):
+            if self.spreads.splits_channels(layer - 1) and split == COLUMNS:
                 channels = self.network.stages[layer].input[-1]
                 view = rows * columns // channels, channels
-            part = self.held(_WEIGHTS[split], view)
+            part = self.held(self._weights(layer), view)
             biases = self.held("rows" if split == ROWS else "whole", (rows, 1))
             units = biases.shape[0]
             cuts[f"W{layer}"] = Cut(view, part, (units, part.size // units))
             cuts[f"b{layer}"] = Cut((rows, 1), biases, (units,))
         return cuts
+
+    def _weights(self, layer: int) -> str | Spans:
+        """Return the spread of a layer's W."""
+        if self.spreads.taken(layer - 1) == BY_PLACES:  # columns, of these inputs
+            return self.spreads.resolved(BY_PLACES, layer - 1, self.network.stages[layer].input)
+        return _WEIGHTS[self.plan.splits[layer - 1]]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -147,22 +165,21 @@ class Shard:
 
     def forward_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution of a layer's outputs to the next layer's inputs, if any is needed."""
-        plan = self.plan
-        if layer == 0 or plan.is_data:
+        made, arrives = self.spreads.made(layer), self.spreads.arrives(layer)
+        if layer == 0 or self.plan.is_data or made == WHOLE:  # a part of what is there
             return None
-        made, taken = plan.makes(layer), plan.takes(layer + 1)
-        if made in (taken, WHOLE):  # a part of what is there
-            return None
-        return self._redistribution(layer, samples, made, taken)
+        same = self.spreads.are_same(made, arrives, layer)
+        return None if same else self.spreads.move(layer, samples, made, arrives)
 
-    def _redistribution(
-        self, layer: int, samples: int, source: str, target: str, sums: bool = False
-    ) -> Redistribution:
-        """Of what lies between a layer and the next, with a row a sample, or a pixel."""
-        shape = self.network.stages[layer].output
-        pixels = self.pixels(layer, shape)
-        matrix = samples * pixels, math.prod(shape) // pixels
-        return Redistribution(matrix, source, target, sums, together=pixels)
+    def halo_move(self, layer: int, samples: int) -> Redistribution | None:
+        """Return the redistribution of dZ of a convolution that brings its halo, if it has one."""
+        if layer == 1 or self.plan.takes(layer) != WITH_HALO:
+            return None
+        return gradient_halo(self.spreads, layer, samples)
+
+    def pool_halo(self, layer: int, place: int, samples: int) -> PoolHalo | None:
+        """Return the halo of the layer at this place behind a layer, if it is a pool that needs one."""
+        return pool_halo(self.spreads, self.index, layer, place, samples)
 
     def sum_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution that adds up the partial sums of a layer's outputs, if there are any."""
@@ -173,15 +190,14 @@ class Shard:
 
     def backward_move(self, layer: int, samples: int) -> Redistribution | None:
         """Return the redistribution of the next layer's input gradient to this layer's outputs."""
-        plan = self.plan
-        if plan.is_data:
+        if self.plan.is_data:
             return None
-        taken, made = plan.takes(layer + 1), plan.makes(layer)
-        if layer < self.network.depth and plan.sums_inputs(layer + 1):
-            return self._redistribution(layer, samples, WHOLE, made, sums=True)
-        if taken in (made, WHOLE):
+        taken, arrives = self.spreads.taken_back(layer), self.spreads.arrives_back(layer)
+        if layer < self.network.depth and self.plan.sums_inputs(layer + 1):
+            return self.spreads.move(layer, samples, WHOLE, arrives, sums=True)
+        if taken in (arrives, WHOLE):
             return None
-        return self._redistribution(layer, samples, taken, made)
+        return self.spreads.move(layer, samples, taken, arrives)
 
     def largest_received(self, batch: int) -> int:
         """Return the most elements that this rank receives in one move of a step with such a batch."""
@@ -194,8 +210,15 @@ class Shard:
         found = [
             move(layer, samples)
             for layer in self.network.numbers
-            for move in (self.sum_move, self.forward_move, self.backward_move)
+            for move in (self.sum_move, self.forward_move, self.backward_move, self.halo_move)
         ]
+        pools = [
+            halo
+            for layer in self.network.numbers
+            for place in range(len(self.network.stages[layer].followers))
+            if (halo := self.pool_halo(layer, place, samples)) is not None
+        ]
+        found += [move for halo in pools for move in (halo.images, halo.gradients)]
         return [move for move in found if move is not None]
 
 

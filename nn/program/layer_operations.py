@@ -49,14 +49,15 @@ class FollowerOperations(Protocol):
     ) -> Operation: ...
 
 
-OPERATIONS: dict[type, Callable[[Any, int, Arena, Shape], LayerOperations]] = {
+OPERATIONS: dict[type, Callable[[Any, int, Arena, Shard], LayerOperations]] = {
     Dense: DenseOperations,
     Conv2d: Conv2dOperations,
 }
 
 
 def _pool(layer: Any, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
-    return PoolOperations(layer, inputs, number)
+    window = layer.window(inputs)
+    return PoolOperations(window, window, number)
 
 
 def _dropout(layer: Dropout, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
@@ -76,7 +77,7 @@ def operations_of(shard: Shard, number: int, parameters: Arena) -> LayerOperatio
     """Return a rank's operations of layer ``number``; a subclass of a layer has those of its base."""
     layer = shard.network.layer(number)
     kind = next(kind for kind in type(layer).__mro__ if kind in OPERATIONS)
-    return OPERATIONS[kind](layer, number, parameters, shard.taken(number))
+    return OPERATIONS[kind](layer, number, parameters, shard)
 
 
 def follower_operations(layer: Layer, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from nn.input.source import BatchCursor, Gathered, Ready, Source
-from nn.launch.channels import TakeChannels
 from nn.launch.column_sums import ColumnSums
 from nn.launch.elementwise import ActivationBackward, BiasActivation, Zeros
 from nn.launch.gemm.product import Product
 from nn.launch.head import Head
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels, SkipBatch
+from nn.launch.take_columns import TakeColumns
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
@@ -143,9 +143,9 @@ def skip_batch(cursor: BatchCursor) -> Operation:
     return Operation("skip batch", FORWARD, SkipBatch(cursor))
 
 
-def take_channels(name: str, X: DeviceArray, Y: DeviceArray) -> Operation:
-    """Y = X (pixels, channels), a view of some channels of images."""
-    return Operation(name, FORWARD, TakeChannels(X, Y))
+def take_columns(name: str, part: str, X: DeviceArray, Y: DeviceArray) -> Operation:
+    """Y = X, a view of some columns of a matrix."""
+    return Operation(name, part, TakeColumns(X, Y))
 
 
 def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) -> Operation:

@@ -9,6 +9,7 @@ One by its number, on any number of ranks: mpirun -n 3 python -m tests.nn.random
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -25,15 +26,16 @@ from nn.checkpoints.stopping import Stopping
 from nn.input.validation_split import SPLITS as VAL_SPLITS
 from nn.input.validation_split import TAIL
 from nn.model import reference
-from nn.model.network import ACTIVATIONS, LOSSES
+from nn.model.network import ACTIVATIONS, LOSSES, Network
 from nn.optimisers import OPTIMISERS
-from nn.parallel.plan import SAMPLES, SPLITS
+from nn.parallel.plan import SAMPLES, SPACE, SPLITS, Plan
 from nn.train import check
+from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.job import run as run_job
 from train import train
 
-PIXELS, CLASSES = (2, 3), 5
+PIXELS, CLASSES = (5, 3), 5
 ROWS = 23
 """Training samples, of which some validate."""
 
@@ -108,6 +110,8 @@ class RandomRun:
             plain = {"hidden": Options.hidden, "activation": Options.activation}
             # Deep nets of large weights magnify roundings of float32.
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)
+            if shards > 1:
+                plan["layers"] = by_space(rng, plan, options.make_network(PIXELS, CLASSES))
         return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:
@@ -187,6 +191,17 @@ class RandomRun:
         np.testing.assert_allclose(
             [epoch.loss for epoch in report.epochs], losses, rtol=tolerance, err_msg="losses of epochs"
         )
+
+
+def by_space(rng: np.random.Generator, plan: dict[str, Any], network: Network) -> list[str]:
+    """Split some convolutions by rows of images, where these are high enough."""
+    splits, (groups, shards) = list(plan["layers"]), plan["grid"]
+    for place in range(len(splits)):
+        others = (*splits[:place], SPACE, *splits[place + 1 :])
+        with contextlib.suppress(UserError):
+            Plan(groups, shards, others).require_fits(network, groups * shards)
+            splits[place] = str(rng.choice([splits[place], SPACE]))
+    return splits
 
 
 def drawn_net(rng: np.random.Generator, hidden: tuple[int, ...], activation: str) -> tuple[str, int]:

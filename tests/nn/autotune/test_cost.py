@@ -53,6 +53,25 @@ def test_the_formulas_of_moves_are_the_sums_of_their_messages(source, target, su
             assert moved(move, ranks, rank) == Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
 
 
+def test_the_formulas_of_halos_are_the_sums_of_their_messages():
+    own, halo = ((0, 4), (4, 8), (8, 11)), ((0, 5), (3, 9), (7, 11))
+    for pair in ((own, halo), ("rows", halo), (own, "rows"), (own, "columns"), (own, "whole")):
+        move = Redistribution((5, 11), *pair)
+        for rank in range(3):
+            assert moved(move, 3, rank) == Traffic(move.sent(3, rank), move.messages(3, rank))
+    assert moved(Redistribution((5, 11), own, halo), 3, 1) == Traffic(5 * 2, 2)
+    assert moved(Redistribution((5, 11), "whole", own, sums=True), 3, 2) == Traffic(5 * 8, 2)
+
+
+def test_halos_by_hand():
+    """3 x 3 windows: a row above and one below; back the same of the outputs' gradient, but for layer 1."""
+    network = make_network("conv3x3x8p1,relu,conv3x3x6p1,relu,dense4", (8, 5, 2), 4, "softmax")
+    shard = Shard(Plan(1, 2, ("space", "space", COLUMNS)), network, 0)
+    sent = [moved(move, 2, 0).elements for move in shard.moves(10) if move.sums is False]
+    # A1 before layer 2, a row of 5 x 8; the gradient of Z2, of 5 x 6. The dense layer takes rows as they are.
+    assert sent == [10 * 5 * 8, 10 * 5 * 6]
+
+
 def test_a_step_takes_whole_images_where_a_pool_comes_first():
     """Of 7 x 6 x 2 pixels, though the first layer takes 3 x 3 x 2."""
     network = make_network("pool2,conv3x3x4,dense3", (7, 6, 2), 3, "softmax")
@@ -278,6 +297,16 @@ def test_so_it_is_where_convolutions_are_split(shared: Path, job: Job, splits: t
     options = dataclasses.replace(SETTING, hidden=Options.hidden, net=CONVOLUTIONS)
     network = make_network(CONVOLUTIONS, (3, 4), 5, "softmax")
     require_as_counted(options, Plan(1, 3, splits), shared, job, network)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize(
+    "splits", [("space", "space", ROWS), ("space", ROWS, COLUMNS), (ROWS, "space", SAMPLES)], ids=str
+)
+def test_so_it_is_where_rows_of_images_are_split(shared: Path, job: Job, splits: tuple[str, ...]) -> None:
+    net = "conv3x3x6p1,relu,avgpool2s1,conv2x2x5same,tanh,dense5"
+    options = dataclasses.replace(SETTING, hidden=Options.hidden, net=net)
+    require_as_counted(options, Plan(1, 2, splits), shared, job, make_network(net, (3, 4), 5, "softmax"))
 
 
 @pytest.mark.parallel([3])

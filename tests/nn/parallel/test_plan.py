@@ -16,7 +16,7 @@ from nn.model.initial import initial_values
 from nn.model.net_text import make_network
 from nn.model.network import Network
 from nn.parallel import plan_files
-from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan
+from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPACE, SPLITS, Plan
 from nn.parallel.shard import Shard, whole_parameters
 from pyrt.errors import UserError
 from pyrt.redistribute import Redistribution
@@ -124,6 +124,16 @@ def test_behind_filters_by_rows_a_dense_layer_by_columns_takes_their_channels() 
         assert sum(move is not None for move in between) == moves
 
 
+def test_behind_rows_of_images_a_dense_layer_by_columns_takes_their_places() -> None:
+    network = make_network("conv2x2x6,relu,pool2,dense3", (11, 5, 2), 3, "softmax")  # 5 x 2 x 6 pixels
+    W = np.random.default_rng(0).normal(size=(3, 5 * 12))
+    cut = [shard.cuts["W2"] for shard in parts(Plan(1, 2, (SPACE, COLUMNS)), network)]
+    assert np.array_equal(cut[0].of(W), W[:, :36]) and np.array_equal(cut[1].of(W), W[:, 36:])
+    shard = parts(Plan(1, 2, (SPACE, COLUMNS)), network)[1]
+    assert shard.forward_move(1, 9) is shard.backward_move(1, 9) is shard.halo_move(1, 9) is None
+    assert shard.cuts["W1"].shape == (6, 8)
+
+
 def test_a_model_plan_cuts_weights_into_as_many_parts_as_there_are_shards() -> None:
     network = Network.dense((784, 4096, 4096, 16), "relu", "softmax")
     sizes = [
@@ -191,6 +201,15 @@ def test_a_plan_that_does_not_fit(plan: Plan, message: str) -> None:
             "splits the 3 channels of W1 over 4 ranks: one would get none",
         ),
         ((SAMPLES, SAMPLES, ROWS, SAMPLES, COLUMNS), ""),
+        ((SPACE, SAMPLES, SAMPLES, SAMPLES, SAMPLES), ""),
+        (
+            (SAMPLES, SPACE, SAMPLES, SAMPLES, SAMPLES),
+            "splits W2 by space: of 1 rows of images one of 4 ranks",
+        ),
+        (
+            (SAMPLES, SAMPLES, SAMPLES, SPACE, ROWS),
+            "splits W4 by space: dense8 is split by samples, rows, col",
+        ),
         ((SAMPLES, SAMPLES, SAMPLES, SAMPLES, ROWS), "splits the 3 rows of W5 over 4 ranks"),
     ],
 )

@@ -21,7 +21,7 @@ from tests import few, standing_still
 from tests.nn.checkpoints.runs import Runs
 from train import train
 
-PIXELS = (7, 6, 5)
+PIXELS = (17, 6, 5)
 NET = (
     "dropout0.1,conv3x3x6p1,tanh,pool2s1,dropout0.2,conv2x3x5s2p1,relu,dropout0.3,avgpool2s1,"
     "conv1x2x4,sigmoid,dense6,tanh,dense4"
@@ -97,8 +97,44 @@ def plans(ranks: int) -> list[Plan]:
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_every_split_of_convolutions_trains_the_network_of_the_reference(options: Options, job: Job) -> None:
-    for place, plan in enumerate(plans(job.size)):
+    of = plans(job.size)
+    for place, plan in enumerate(few(of[::3], of=of)):
         trained(dataclasses.replace(options, **(ADAM if place % 2 else {})), plan, job)
+
+
+SPACE_NET = (
+    "dropout0.1,conv3x3x6p1,tanh,pool2,dropout0.2,conv3x3x5p1,relu,dropout0.3,conv5x2x4s2p2,sigmoid,"
+    "dense6,tanh,dense4"
+)
+"""Windows over the edges of a rank's rows, of one and of two neighbours, and a row that no pool sees."""
+
+OVERLAPPING = (
+    "conv3x3x6p1,tanh,dropout0.2,pool3s2,conv3x3x5p1,relu,avgpool2s1,dropout0.3,conv3x1x4,sigmoid,"
+    "dense6,tanh,dense4"
+)
+"""Pools of which some windows see rows of two ranks."""
+
+SPACE_PLANS = [
+    ("space", "space", "space", "columns", "samples"),
+    ("samples", "space", "samples", "rows", "columns"),
+    ("columns", "space", "rows", "samples", "rows"),
+    ("space", "samples", "space", "rows", "columns"),
+    ("space", "rows", "columns", "columns", "columns"),
+    ("rows", "columns", "space", "samples", "samples"),
+    ("rows", "space", "columns", "rows", "samples"),
+    ("space", "columns", "space", "columns", "rows"),
+]
+
+
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
+def test_convolutions_split_by_rows_of_images_train_the_network_of_the_reference(
+    options: Options, job: Job
+) -> None:
+    for place, splits in enumerate(few(SPACE_PLANS[::2], of=SPACE_PLANS)):
+        here = dataclasses.replace(options, net=SPACE_NET, **(ADAM if place % 2 else {}))
+        trained(here, Plan(1, job.size, splits), job)
+    for splits in SPACE_PLANS[::3]:
+        trained(dataclasses.replace(options, net=OVERLAPPING), Plan(1, job.size, splits), job)
 
 
 SOME = [
@@ -129,6 +165,20 @@ def test_kernels_of_split_convolutions(options: Options, job: Job, driver: Drive
         assert changes.get("check_each") or trained(here, plan, job) == first
 
 
+@pytest.mark.kernels
+@pytest.mark.parallel(few([2], of=[2, 3, 4]))
+def test_kernels_of_convolutions_split_by_rows_of_images(options: Options, job: Job, driver: Driver) -> None:
+    ways: list[dict[str, Any]] = [
+        {"exchange": "peer", "dtype": "float32", "net": OVERLAPPING},
+        {"exchange": "host", "check_each": 1, "net": SPACE_NET},
+        {"exchange": "host", "net": OVERLAPPING, "conv": "im2col", **ADAM},
+    ]
+    of = list(zip(SPACE_PLANS[::3], ways, strict=True))
+    for splits, changes in few(of[:2], of=of):
+        here = on_device(options, driver, samples=7, **changes)
+        trained(here, Plan(1, job.size, splits), job)
+
+
 WIDE = "conv3x3x32,relu,pool2,conv2x2x32,tanh,conv1x1x4,relu,dense8,tanh,dense4"
 
 
@@ -139,7 +189,8 @@ def test_split_convolutions_on_tensor_cores(options: Options, job: Job, driver: 
     if not runs_convolution("implicit", "float32", driver.architecture):
         pytest.skip(f"no tensor cores: {driver.architecture}")
     kernels = {"net": WIDE, "conv": "implicit", "gemm": "wgmma", "dtype": "float32"}
-    for splits in few([SOME[0]], of=SOME):
+    splits_of_all = [*SOME, ("space", "space", "samples", "rows", "columns")]
+    for splits in few([SOME[0], splits_of_all[-1]], of=splits_of_all):
         trained(on_device(options, driver, samples=3, **kernels), Plan(1, job.size, splits), job)
 
 
@@ -163,7 +214,7 @@ def test_a_run_goes_on_under_another_plan(
     )
     runs.options = dataclasses.replace(options, **kept)
     if job.rank == 0:
-        for path, splits in zip(paths, (SOME[0], SOME[2]), strict=True):
+        for path, splits in zip(paths, (SOME[0], ("space", *SOME[2][1:])), strict=True):
             plan_files.save(path, Plan(1, 3, splits))
     job.comm.barrier()
     runs.kept(stop=4, plan=str(paths[0]), check=False)

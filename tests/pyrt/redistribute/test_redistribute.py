@@ -43,6 +43,37 @@ ROUNDS = 2
 F4 = np.dtype("f4")
 
 
+SPAN_KINDS = [
+    ("part", "whole", False),
+    ("part", "rows", False),
+    ("part", "columns", False),
+    ("rows", "halo", False),
+    ("part", "halo", False),
+    ("whole", "part", True),
+]
+
+
+def spans(word: str, columns: int, ranks: int) -> Any:
+    """Columns of each rank, the last with most; with a halo those beside them too, or of all others."""
+    starts = [*range(0, ranks), columns]
+    if word == "part":
+        return tuple(itertools.pairwise(starts))
+    if word == "halo":
+        return tuple(
+            (max(0, start - 2), min(columns, stop + 1)) for start, stop in itertools.pairwise(starts)
+        )
+    return word
+
+
+def span_moves(ranks: int) -> list[Redistribution]:
+    """Moves of parts that are not even, and that overlap."""
+    return [
+        Redistribution(shape, spans(source, shape[1], ranks), spans(target, shape[1], ranks), sums)
+        for shape in ((3, 7), (8, 16), (13, 37))
+        for source, target, sums in SPAN_KINDS
+    ]
+
+
 def all_moves() -> list[Redistribution]:
     plain = [Redistribution(shape, *kind) for shape in SHAPES for kind in KINDS]
     return plain + [Redistribution(IMAGES, *kind, together=PIXELS) for kind in KINDS]
@@ -148,7 +179,7 @@ def layouts(move: Redistribution) -> Iterator[tuple[tuple[int, int], bool]]:
 
 def check_series(driver: Driver, job: Job, way: str, dtype: np.dtype, shapes: list[tuple[int, int]]) -> None:
     """A series of all moves of these shapes, in another order each time, through the same links."""
-    some = [move for move in all_moves() if move.shape in shapes]
+    some = [move for move in all_moves() if move.shape in shapes] + span_moves(job.size)
     mover = Mover(way, driver, job, dtype, some)
     rows = []
     for move in some:
@@ -195,7 +226,7 @@ def test_moves_of_a_device(
 class TestMove:
     """What a move says of itself, on 1 to 5 ranks."""
 
-    CASES = tuple(itertools.product(all_moves(), range(1, 6)))
+    CASES = tuple((move, ranks) for ranks in range(1, 6) for move in all_moves() + span_moves(ranks))
 
     def test_messages_cover_each_target_once(self) -> None:
         for move, ranks in self.CASES:

@@ -1,4 +1,4 @@
-"""Some channels of images, copied for a rank that convolves these alone (kernels/conv/take_channels.cu)."""
+"""Some columns of a matrix, copied without gaps: kernels take no others (kernels/nn/take_columns.cu)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TakeChannels(Work):
-    """Y = X; X (pixels, channels) is a view of some columns, Y has no gaps."""
+class TakeColumns(Work):
+    """Y = X; X (rows, columns) is a view of some columns, Y has no gaps."""
 
-    kind = "take channels"
+    kind = "take columns"
     X: DeviceArray
     Y: DeviceArray
 
@@ -38,10 +38,10 @@ class TakeChannels(Work):
         return 0
 
     def on_device(self, kernels: Kernels) -> Launch:
-        require_shape("take_channels", self.X.shape, Y=self.Y)
-        pixels, channels = self.X.shape
-        kernel = kernels.kernel("conv/take_channels", "take_channels")
-        return kernel.bind(*plane_shape(pixels, channels), pixels, channels, self.X, self.X.ld, self.Y)
+        require_shape("take_columns", self.X.shape, Y=self.Y)
+        rows, columns = self.X.shape
+        kernel = kernels.kernel("nn/take_columns", "take_columns")
+        return kernel.bind(*plane_shape(rows, columns), rows, columns, self.X, self.X.ld, self.Y)
 
     def in_numpy(self) -> Compute:
         return partial(np.copyto, self.Y.host_view(), self.X.host_view())
