@@ -15,7 +15,9 @@ their gradients in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from nn.model.network import Network
 from pyrt.errors import UserError
@@ -156,8 +158,18 @@ class Plan:
         why = f" ({self.why})" if self.why else ""
         if self.is_data:
             return f"data: {self.groups} part(s) of each batch{why}"
-        splits = ", ".join(f"W{layer} by {split}" for layer, split in enumerate(self.splits, 1))
-        return f"{self.groups} group(s) of {self.shards} shards: {splits}{why}"
+        return f"{self.groups} group(s) of {self.shards} shards: {', '.join(self._words())}{why}"
+
+    def _words(self) -> Iterator[str]:
+        """Say how layers are split; of three or more of one split, side by side, the first and the last."""
+        first = 1
+        for split, alike in groupby(self.splits):
+            last = first + len(list(alike)) - 1
+            if last - first < 2:
+                yield from (f"W{layer} by {split}" for layer in range(first, last + 1))
+            else:
+                yield f"W{first} to W{last} by {split}"
+            first = last + 1
 
 
 def by_samples(network: Network) -> int:

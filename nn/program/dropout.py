@@ -1,9 +1,11 @@
-"""The operations of dropout, behind layer ``number``; and what all dropouts of a training draw from."""
+"""The operations of dropout, behind layer ``number``; and what all of a training draws from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nn.input.augment import Augmenter
+from nn.launch.augment import Augmented
 from nn.launch.dropout import CountStep, Draw, Drop, DropGradient
 from nn.model.dropout import Dropout, Part
 from nn.program.operations import BACKWARD, FORWARD, Operation
@@ -13,12 +15,21 @@ from pyrt.redistribute.regions import Region
 
 @dataclass(frozen=True)
 class Draws:
-    """What the layers of a training step draw from; a group's samples begin at ``first`` of the batch."""
+    """What the layers of a training step draw from; a group's samples begin at ``first`` of the batch.
+
+    With an ``augmenter`` its images are changed too.
+    """
 
     seed: int
     step: DeviceArray
     """(1,) int32: the step that it is, counted from 1."""
     first: int
+    augmenter: Augmenter | None = None
+
+    @property
+    def augmented(self) -> Augmented | None:
+        """How images are changed, if they are."""
+        return Augmented(self.augmenter, self.step) if self.augmenter is not None else None
 
     def of(self, place: int, held: Region, pixels: int, units: int) -> Draw:
         """Return what decides for the layer at this place; a rank has these samples and units of its outputs.

@@ -38,7 +38,7 @@ class Pass:
     scale: float
     """Pixels are divided by it."""
     draws: Draws | None = None
-    """What layers draw from; None where nothing trains."""
+    """What layers, and the augmentation of images, draw from; None where nothing trains."""
 
     def logits(self, samples: int) -> list[Item]:
         """List the operations from images to logits, as the head takes them."""
@@ -72,8 +72,9 @@ class Pass:
     def _forward(self, samples: int) -> list[Item]:
         """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
         X = self._followers.between(0, samples)
-        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale)]
-        if self.draws is not None:
+        augmented = self.draws.augmented if self.draws is not None else None
+        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale, augmented)]
+        if self.draws is not None and not (augmented is not None and X[0].size):
             items.append(count_step(self.draws.step))
         items += [*self._followers.forward(0, samples), *self._take_part(0, samples)]
         for layer in self.shard.network.numbers:

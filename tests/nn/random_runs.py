@@ -112,6 +112,8 @@ class RandomRun:
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)
             if shards > 1:
                 plan["layers"] = by_space(rng, plan, options.make_network(PIXELS, CLASSES))
+        augment = rng.choice(["", "", "", "flip", "shift1", "flip,shift1"])
+        options = dataclasses.replace(options, augment=str(augment) or None)
         return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:

@@ -28,6 +28,16 @@ def parts(plan: Plan, network: Network = NETWORK) -> list[Shard]:
     return [Shard(plan, network, rank) for rank in range(plan.ranks)]
 
 
+def test_layers_side_by_side_that_are_split_alike_are_named_together():
+    assert str(Plan(2, 2, (SAMPLES, SAMPLES, ROWS))) == (
+        "2 group(s) of 2 shards: W1 by samples, W2 by samples, W3 by rows"
+    )
+    named = str(Plan(1, 2, (*[SAMPLES] * 3, ROWS, COLUMNS, *[ROWS] * 10), why="because"))
+    assert named == (
+        "1 group(s) of 2 shards: W1 to W3 by samples, W4 by rows, W5 by columns, W6 to W15 by rows (because)"
+    )
+
+
 @pytest.mark.parametrize(
     ("layers", "splits"),
     [
