@@ -14,7 +14,7 @@
 // one below the other. What lies outside an image is 0, what lies outside the results is not written.
 //
 // All: blocks and grid of one dimension, any number of threads, no shared memory. A thread transforms a tile of a
-// channel, or a filter's 3 x 3 weights of a channel, and takes them a whole grid apart. Neighbouring threads are
+// channel, or of two, or a filter's 3 x 3 weights of a channel, and takes them a whole grid apart. Neighbouring threads are
 // neighbouring columns of the matrices. Of a place there are fewer than 2^31 numbers.
 
 #include "bfloat16.cuh"
@@ -40,29 +40,47 @@ __device__ constexpr real A_T[OUT][IN] = {
     {1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
 #endif
 
+// The same number of N neighbouring channels, which a thread reads and writes at once.
+template <int N>
+struct alignas(N * sizeof(real)) Channels {
+    real of[N];
+
+    __device__ void add(real factor, const Channels &x)
+    {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            of[n] += factor * x.of[n];
+    }
+};
+
+template <int N>
+__device__ inline Channels<N> read(const real *place, bool inside)
+{
+    return inside ? *(const Channels<N> *)place : Channels<N>{};
+}
+
 // Gives `store` the elements of T x T^T, T (TO x FROM), row by row. The loops are unrolled: nothing is multiplied
 // by a zero of T, and x stays in registers.
-template <int TO, int FROM, class Matrix, class Store>
-__device__ inline void transform(const Matrix &T, const real (&x)[FROM][FROM], const Store &store)
+template <int TO, int FROM, int N, class Matrix, class Store>
+__device__ inline void transform(const Matrix &T, const Channels<N> (&x)[FROM][FROM], const Store &store)
 {
 #pragma unroll
     for (int i = 0; i < TO; i++) {
-        real row[FROM];
+        Channels<N> row[FROM] = {};
 #pragma unroll
         for (int j = 0; j < FROM; j++) {
-            row[j] = 0;
 #pragma unroll
             for (int k = 0; k < FROM; k++)
                 if (T(i, k) != 0)
-                    row[j] += T(i, k) * x[k][j];
+                    row[j].add(T(i, k), x[k][j]);
         }
 #pragma unroll
         for (int j = 0; j < TO; j++) {
-            real sum = 0;
+            Channels<N> sum = {};
 #pragma unroll
             for (int k = 0; k < FROM; k++)
                 if (T(j, k) != 0)
-                    sum += T(j, k) * row[k];
+                    sum.add(T(j, k), row[k]);
             store(i, j, sum);
         }
     }
@@ -76,13 +94,19 @@ struct Operand {
     bfloat16 *components;
     int count, distance;
 
-    __device__ void store(int place, int row, int column, real x) const
+    // Two components are a word, and one instruction rounds them: a thread takes two of an even number of channels.
+    __device__ bool takes_pairs(int channels) const { return components && channels % 2 == 0; }
+
+    template <int N>
+    __device__ void store(int place, int row, int column, const Channels<N> &x) const
     {
         const offset to = ((offset)place * rows + row) * ld + column;
         if (numbers)
-            numbers[to] = x;
+            *(Channels<N> *)(numbers + to) = x;
+        else if constexpr (N == 2)
+            split_pair(x.of[0], x.of[1], count, components + to, distance);
         else
-            split(x, count, components + to, distance);
+            split(x.of[0], count, components + to, distance);
     }
 };
 
@@ -106,17 +130,40 @@ extern "C" __global__ void winograd_filters(int filters, int channels, const rea
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const int row = i / columns, column = i % columns;
         const int filter = turned ? column : row, channel = turned ? row : column;
-        real g[SIDE][SIDE];
+        Channels<1> g[SIDE][SIDE];
 #pragma unroll
         for (int r = 0; r < SIDE; r++)
 #pragma unroll
             for (int c = 0; c < SIDE; c++) {
                 const int tap = r * SIDE + c;
-                g[r][c] = W[((offset)filter * SIDE * SIDE + (turned ? SIDE * SIDE - 1 - tap : tap)) * channels +
-                            channel];
+                g[r][c].of[0] = W[((offset)filter * SIDE * SIDE + (turned ? SIDE * SIDE - 1 - tap : tap)) * channels +
+                                  channel];
             }
         transform<IN>([](int k, int j) { return G[k][j]; }, g,
-                      [&](int r, int c, real x) { U.store(r * IN + c, row, column, x); });
+                      [&](int r, int c, const Channels<1> &x) { U.store(r * IN + c, row, column, x); });
+    }
+}
+
+// N channels a thread.
+template <int N>
+__device__ inline void transform_images(const Window &w, int samples, const real *A, const Operand &V)
+{
+    const Tiles cut(w);
+    const int across = w.channels / N, size = cut.count(samples) * across;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+        const Place at(i, cut.down, cut.across, across);
+        const real *image = A + at.n * w.image() + at.channel * N;
+        Channels<N> d[IN][IN];
+#pragma unroll
+        for (int r = 0; r < IN; r++)
+#pragma unroll
+            for (int c = 0; c < IN; c++) {
+                const int y = w.pixel_y(at.y * OUT, r), x = w.pixel_x(at.x * OUT, c);
+                d[r][c] = read<N>(image + ((offset)y * w.width + x) * w.channels, w.inside(y, x));
+            }
+        transform<IN>([](int k, int j) { return B_T[k][j]; }, d, [&](int r, int c, const Channels<N> &x) {
+            V.store(r * IN + c, cut.index(at), at.channel * N, x);
+        });
     }
 }
 
@@ -129,22 +176,10 @@ extern "C" __global__ void winograd_images(int samples, int height, int width, i
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const Operand V = {tiles, ld, numbers, components, count, distance};
-    const Tiles cut(w);
-    const int size = cut.count(samples) * channels;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
-        const Place at(i, cut.down, cut.across, channels);
-        const real *image = A + at.n * w.image() + at.channel;
-        real d[IN][IN];
-#pragma unroll
-        for (int r = 0; r < IN; r++)
-#pragma unroll
-            for (int c = 0; c < IN; c++) {
-                const int y = w.pixel_y(at.y * OUT, r), x = w.pixel_x(at.x * OUT, c);
-                d[r][c] = w.inside(y, x) ? image[((offset)y * width + x) * channels] : 0;
-            }
-        transform<IN>([](int k, int j) { return B_T[k][j]; }, d,
-                      [&](int r, int c, real x) { V.store(r * IN + c, cut.index(at), at.channel, x); });
-    }
+    if (V.takes_pairs(channels))
+        transform_images<2>(w, samples, A, V);
+    else
+        transform_images<1>(w, samples, A, V);
 }
 
 // Z from M, (tiles x filters) for each place.
@@ -158,17 +193,41 @@ extern "C" __global__ void winograd_outputs(int samples, int height, int width, 
     const int size = cut.count(samples) * filters;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const Place at(i, cut.down, cut.across, filters);
-        real m[IN][IN];
+        Channels<1> m[IN][IN];
 #pragma unroll
         for (int r = 0; r < IN; r++)
 #pragma unroll
             for (int c = 0; c < IN; c++)
-                m[r][c] = M[(r * IN + c) * (offset)size + i];
+                m[r][c].of[0] = M[(r * IN + c) * (offset)size + i];
         real *outputs = Z + at.n * w.output(filters) + at.channel;
-        transform<OUT>([](int k, int j) { return A_T[k][j]; }, m, [&](int r, int c, real z) {
+        transform<OUT>([](int k, int j) { return A_T[k][j]; }, m, [&](int r, int c, const Channels<1> &z) {
             const int y = at.y * OUT + r, x = at.x * OUT + c;
             if (y < out_height && x < out_width)
-                outputs[((offset)y * out_width + x) * filters] = z;
+                outputs[((offset)y * out_width + x) * filters] = z.of[0];
+        });
+    }
+}
+
+template <int N>
+__device__ inline void transform_gradients(const Window &w, int samples, int filters, const real *dZ,
+                                           const Operand &S)
+{
+    const Tiles cut(w);
+    const int across = filters / N, size = cut.count(samples) * across;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+        const Place at(i, cut.down, cut.across, across);
+        const real *gradients = dZ + at.n * w.output(filters) + at.channel * N;
+        Channels<N> dz[OUT][OUT];
+#pragma unroll
+        for (int r = 0; r < OUT; r++)
+#pragma unroll
+            for (int c = 0; c < OUT; c++) {
+                const int y = at.y * OUT + r, x = at.x * OUT + c;
+                const bool inside = y < w.out_height && x < w.out_width;
+                dz[r][c] = read<N>(gradients + ((offset)y * w.out_width + x) * filters, inside);
+            }
+        transform<IN>([](int k, int j) { return A_T[j][k]; }, dz, [&](int r, int c, const Channels<N> &x) {
+            S.store(r * IN + c, cut.index(at), at.channel * N, x);
         });
     }
 }
@@ -182,23 +241,10 @@ extern "C" __global__ void winograd_gradients(int samples, int height, int width
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     const Operand S = {tiles, ld, numbers, components, count, distance};
-    const Tiles cut(w);
-    const int size = cut.count(samples) * filters;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
-        const Place at(i, cut.down, cut.across, filters);
-        const real *gradients = dZ + at.n * w.output(filters) + at.channel;
-        real dz[OUT][OUT];
-#pragma unroll
-        for (int r = 0; r < OUT; r++)
-#pragma unroll
-            for (int c = 0; c < OUT; c++) {
-                const int y = at.y * OUT + r, x = at.x * OUT + c;
-                const bool inside = y < out_height && x < out_width;
-                dz[r][c] = inside ? gradients[((offset)y * out_width + x) * filters] : 0;
-            }
-        transform<IN>([](int k, int j) { return A_T[j][k]; }, dz,
-                      [&](int r, int c, real x) { S.store(r * IN + c, cut.index(at), at.channel, x); });
-    }
+    if (S.takes_pairs(filters))
+        transform_gradients<2>(w, samples, filters, dZ, S);
+    else
+        transform_gradients<1>(w, samples, filters, dZ, S);
 }
 
 // dW from dU, (filters x channels) for each place.
@@ -208,14 +254,14 @@ extern "C" __global__ void winograd_filter_gradient(int filters, int channels, c
     const int size = filters * channels;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
         const int filter = i / channels, channel = i % channels;
-        real du[IN][IN];
+        Channels<1> du[IN][IN];
 #pragma unroll
         for (int r = 0; r < IN; r++)
 #pragma unroll
             for (int c = 0; c < IN; c++)
-                du[r][c] = dU[(r * IN + c) * (offset)size + i];
-        transform<SIDE>([](int k, int j) { return G[j][k]; }, du, [&](int r, int c, real g) {
-            dW[((offset)filter * SIDE * SIDE + r * SIDE + c) * channels + channel] = g;
+                du[r][c].of[0] = dU[(r * IN + c) * (offset)size + i];
+        transform<SIDE>([](int k, int j) { return G[j][k]; }, du, [&](int r, int c, const Channels<1> &g) {
+            dW[((offset)filter * SIDE * SIDE + r * SIDE + c) * channels + channel] = g.of[0];
         });
     }
 }

@@ -11,7 +11,7 @@ from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
-from nn.launch.conv.winograd import fits_winograd
+from nn.launch.conv.winograd import fits_winograd, gains_by_winograd
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
@@ -52,7 +52,9 @@ class Kernels:
             raise ValueError(f"conv is auto, {', '.join(CONV_VERSIONS)}, not {conv!r}")
         self.library = library
         best = fastest_convolution(dtype, library.driver.architecture)
-        self.conv_version = best if conv == "auto" else conv
+        self.conv_version, self._may_take_winograd = (
+            (best, math == "float32") if conv == "auto" else (conv, False)
+        )
         self.real = REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
@@ -91,11 +93,11 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def convolution_for(self, work: ConvolutionWork) -> str:
-        """Choose the version of a convolution: one of `CONV_VERSIONS`, ``narrow`` or ``implicit_mma``.
+        """Choose the version of a convolution: one of `CONV_VERSIONS`, or one of its variants.
 
         Where a window is too large for ``shared``: ``direct``. For ``implicit``: ``narrow`` for few channels,
         and ``implicit_mma`` where there are no tensor cores of sm_90, or products run on those of ``mma``, or
-        its operands do not fit.
+        its operands do not fit. ``auto`` takes F(2x2) of Winograd where it is faster and as accurate.
         Where windows are not 3 x 3 at stride 1, for ``winograd``: ``im2col``, which has the same products.
         """
         if self.conv_version == "shared" and not shared_fits(work):
@@ -107,7 +109,9 @@ class Kernels:
         if fits_narrow(work):
             return "narrow"
         has_wgmma = self.driver.architecture in TENSOR_ARCHITECTURES and self.gemm_version != "mma"
-        return "implicit" if has_wgmma and fits_implicit(work) else "implicit_mma"
+        if not has_wgmma or not fits_implicit(work):
+            return "implicit_mma"
+        return "winograd_2x2" if self._may_take_winograd and gains_by_winograd(work) else "implicit"
 
     def fuses_classifier(self, hidden: int, classes: int) -> bool:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""

@@ -24,7 +24,7 @@ from nn.launch.conv.implicit import bind_implicit
 from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
-from nn.launch.conv.winograd import bind_winograd
+from nn.launch.conv.winograd import bind_small_winograd, bind_winograd
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _BIND = {
     "implicit": bind_implicit,
     "implicit_mma": bind_implicit_mma,
     "winograd": bind_winograd,
+    "winograd_2x2": bind_small_winograd,
 }
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _SIDE = 3
 """Of the windows that it can take."""
 
+_MANY = 512
+"""Channels and filters from which on fewer products are worth the transforms."""
+
 OUTS = (2, 4)
 """Sides of a tile of results: F(2x2, 3x3) and F(4x4, 3x3)."""
 
@@ -32,6 +35,11 @@ def fits_winograd(work: ConvolutionWork) -> bool:
     """Return whether it can do the work: windows of 3 x 3 at stride 1."""
     window = work.window
     return (window.rows, window.columns, window.stride) == (_SIDE, _SIDE, 1)
+
+
+def gains_by_winograd(work: ConvolutionWork) -> bool:
+    """Return whether F(2x2) is faster than `implicit` in float32: where products take most of its time."""
+    return fits_winograd(work) and min(work.window.channels, work.filter_count) >= _MANY
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,11 @@ def bind_winograd(kernels: Kernels, work: ConvolutionWork, tiles: Tiles | None =
     if isinstance(work, FilterGradient):
         return in_order(_to_filters(binder, work, tiles))
     return in_order(_to_images(binder, work, tiles))
+
+
+def bind_small_winograd(kernels: Kernels, work: ConvolutionWork) -> Launch:
+    """Bind F(2x2), which rounds no more than other versions."""
+    return bind_winograd(kernels, work, Tiles.of(work, [2]))
 
 
 def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles) -> list[Launch]:
