@@ -23,7 +23,6 @@ from pyrt.exchange import Bucket
 from pyrt.exchange.facts import NO_TRAFFIC, Traffic
 from pyrt.exchange.registry import exchanges
 from pyrt.redistribute import Redistribution
-from pyrt.redistribute.regions import region
 
 CLASSIFIER = "fused classifier"
 """The kernel of a narrow output layer, several products in one."""
@@ -53,8 +52,11 @@ def _stage(move: Redistribution, ranks: int, rank: int) -> Traffic:
         return NO_TRAFFIC
     if move.target == "whole":
         return Traffic(has.size * (ranks - 1), ranks - 1)
-    kept = region(move.target, move.shape, ranks, rank)
-    parts = min(ranks, move.shape[0 if move.target == "rows" else 1])  # some may be empty
+    if not (isinstance(move.source, str) and isinstance(move.target, str)):
+        return Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
+    kept = move.target_of(ranks, rank)
+    parts = move.shape[0] // move.together if move.target == "rows" else move.shape[1]
+    parts = min(ranks, parts)  # some may be empty
     return Traffic(has.size - has.intersection(kept).size, parts - (kept.size > 0))
 
 

@@ -16,6 +16,7 @@ from nn.launch.gemm.product import Product
 from nn.launch.head import Head
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels, SkipBatch
+from nn.launch.take_columns import TakeColumns
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
@@ -150,6 +151,11 @@ def gather_batch(
 def skip_batch(cursor: BatchCursor) -> Operation:
     """Move the cursor on, for a rank that gets no sample of a batch."""
     return Operation("skip batch", FORWARD, SkipBatch(cursor))
+
+
+def take_columns(name: str, part: str, X: DeviceArray, Y: DeviceArray) -> Operation:
+    """Y = X, a view of some columns of a matrix."""
+    return Operation(name, part, TakeColumns(X, Y))
 
 
 def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) -> Operation:

@@ -45,7 +45,7 @@ from nn.model.net_text import layers_of_text
 from nn.model.network import Network, text_of
 from nn.model.pool import MaxPool2d
 from nn.parallel import plan_files
-from nn.parallel.plan import SPLITS, Plan
+from nn.parallel.plan import SPACE, SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
 from tests.nn.autotune.rates import HOPPER, random_rates
@@ -290,7 +290,7 @@ def require_parameters(found: dict[str, np.ndarray]) -> None:
 
 def require_plan(found: Plan) -> None:
     assert type(found.groups) is int and found.groups > 0 and type(found.shards) is int and found.shards > 0
-    assert isinstance(found.splits, tuple) and set(found.splits) <= set(SPLITS)
+    assert isinstance(found.splits, tuple) and set(found.splits) <= {*SPLITS, SPACE}
     assert str(found).isprintable()
     try:
         found.require_fits(NETWORK, 4)
