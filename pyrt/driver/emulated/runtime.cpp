@@ -538,7 +538,10 @@ void *emulated_shared(const void *key, size_t size, size_t alignment)
     for (const auto &variable : shared.variables)
         if (variable.key == key)
             return variable.address;
-    const size_t start = (shared.used + SharedMemory::GAP + alignment - 1) / alignment * alignment;
+    // Aligned as it says and no better, so that --sanitize finds vectors in arrays that promise less.
+    size_t start = (shared.used + SharedMemory::GAP + alignment - 1) / alignment * alignment;
+    if (start % (2 * alignment) == 0)
+        start += alignment;
     const size_t statics = shared.in_variables + size, dynamic = running->block->launch.dynamic_shared;
     if (statics > SharedMemory::STATIC || statics + dynamic > SharedMemory::MOST ||
         start + size > SharedMemory::BYTES)

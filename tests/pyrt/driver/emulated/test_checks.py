@@ -94,6 +94,18 @@ extern "C" __global__ void test(int n, float *x)
         *(double *)(tile + 2 + BUG) = 1;  // here
 }
 """
+PROMISES_LESS = """
+extern "C" __global__ void test(int n, float *x)
+{
+#if BUG
+    __shared__ float tile[8];
+#else
+    __shared__ alignas(16) float tile[8];
+#endif
+    if (threadIdx.x == 1)
+        *(double *)(tile + 2) = 1;  // here
+}
+"""
 UNWRITTEN = """
 extern "C" __global__ void test(int n, float *x)
 {
@@ -218,6 +230,7 @@ BUGS = {
     "no memory": (NO_MEMORY, "(0, 0, 0)", "(1, 0, 0)", "which is no memory of the device"),
     "misaligned": (MISALIGNED, "(0, 0, 0)", "(1, 0, 0)", "not aligned for its type"),
     "misaligned shared": (MISALIGNED_SHARED, "(0, 0, 0)", "(1, 0, 0)", "not aligned for its type"),
+    "promises less": (PROMISES_LESS, "(0, 0, 0)", "(1, 0, 0)", "not aligned for its type"),
     "unwritten": (UNWRITTEN, "(0, 0, 0)", "(5, 0, 0)", "reads memory that nobody has written"),
     "missing barrier": (MISSING_BARRIER, "(0, 0, 0)", "(40, 0, 0)", r"thread \(3, 0, 0\) wrote it"),
     "write after read": (WRITE_AFTER_READ, "(0, 0, 0)", "(50, 0, 0)", r"read it, with nothing to order"),
