@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient, sample_slices
+from nn.launch.conv.convolution import (
+    Convolution,
+    ConvolutionWork,
+    FilterGradient,
+    InputGradient,
+    sample_slices,
+)
 from nn.launch.conv.gathered import gathered
 from nn.launch.conv.window import window_arguments
 from nn.launch.gemm import gemm
@@ -24,8 +30,11 @@ if TYPE_CHECKING:
 _SIDE = 3
 """Of the windows that it can take."""
 
-_MANY = 512
-"""Channels and filters from which on fewer products are worth the transforms."""
+_MANY_FORWARD, _MANY_BACKWARD = 512, 256
+"""Channels and filters from which on fewer products are worth the transforms.
+
+Forward more, as `implicit` has bias and activation in its epilogue.
+"""
 
 OUTS = (2, 4)
 """Sides of a tile of results: F(2x2, 3x3) and F(4x4, 3x3)."""
@@ -39,7 +48,8 @@ def fits_winograd(work: ConvolutionWork) -> bool:
 
 def gains_by_winograd(work: ConvolutionWork) -> bool:
     """Return whether F(2x2) is faster than `implicit` in float32: where products take most of its time."""
-    return fits_winograd(work) and min(work.window.channels, work.filter_count) >= _MANY
+    many = _MANY_FORWARD if isinstance(work, Convolution) else _MANY_BACKWARD
+    return fits_winograd(work) and min(work.window.channels, work.filter_count) >= many
 
 
 @dataclass(frozen=True)
