@@ -86,3 +86,15 @@ __device__ inline void split4(float4 x, int count, bfloat16 *components, offset 
             *(unsigned long long *)(components + i * stride) = low | (unsigned long long)high << 32;
         }
 }
+
+// The same for V neighbours, 1, 2 or 4: components + i * stride is aligned to V of them.
+template <int V, class Number>
+__device__ inline void split_neighbours(const Number (&x)[V], int count, bfloat16 *components, offset stride)
+{
+    if constexpr (V == 4)
+        split4({(float)x[0], (float)x[1], (float)x[2], (float)x[3]}, count, components, stride);
+    else if constexpr (V == 2)
+        split_pair(x[0], x[1], count, components, stride);
+    else
+        split(x[0], count, components, stride);
+}

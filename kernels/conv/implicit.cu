@@ -78,10 +78,23 @@ struct FilterTiles {
     }
 };
 
+// A result whose components, as many as its operands have, are left beside it if `components` is not null: packed
+// matrices, `distance` elements from one to the next. A row is a multiple of 2 then.
+struct Images : Result {
+    bfloat16 *components;
+    int distance;
+};
+
+__device__ inline void store_more(const Images &images, int m, int n, float2 pair)
+{
+    if (images.components && images.has(m, n))
+        split_pair(pair.x, pair.y, COMPONENTS_A, images.components + (offset)m * images.N + n, images.distance);
+}
+
 // The grid's x counts tiles down D, y across (dW: of each place by itself), z parts of k.
 template <int GROUPS, int BN>
 __device__ inline void convolve(const Windows &windows, const TensorMap *matrix, int depth, int width, int stages,
-                                const Parts &parts, bool starts_early, Result result)
+                                const Parts &parts, bool starts_early, Images result)
 {
     const int m = blockIdx.x * 64 * GROUPS;
     if constexpr (TRANSPOSE_A) {
@@ -91,7 +104,7 @@ __device__ inline void convolve(const Windows &windows, const TensorMap *matrix,
         result.C += result.beta != 0 ? place * width : 0;
         result.N = width;
         const FilterTiles tiles = {windows, matrix, m, n, place};
-        multiply<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, result);
+        multiply<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, (const Result &)result);
     } else {
         const int n = blockIdx.y * BN;
         const ForwardTiles tiles = {windows, matrix, m, n, (width + DEPTH - 1) / DEPTH};
@@ -103,66 +116,66 @@ extern "C" __global__ void __launch_bounds__(256)
 convolve_64x64(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-               real *D, int ldd)
+               real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve<1, 64>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 convolve_128x64(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                 int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                 int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-                real *D, int ldd)
+                real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve<2, 64>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
 convolve_192x64(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                 int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                 int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-                real *D, int ldd)
+                real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve<3, 64>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 convolve_64x128(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                 int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                 int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-                real *D, int ldd)
+                real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve<1, 128>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
 convolve_128x128(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                  int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                  int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-                 real *D, int ldd)
+                 real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve<2, 128>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
 // For single components alone, as in gemm/wgmma.cu.
 template <bool SINGLE>
 __device__ inline void convolve_wide(const Windows &windows, const TensorMap *matrix, int depth, int width,
-                                     int stages, const Parts &parts, bool starts_early, const Result &result)
+                                     int stages, const Parts &parts, bool starts_early, const Images &result)
 {
     if constexpr (SINGLE)
         convolve<2, 256>(windows, matrix, depth, width, stages, parts, starts_early, result);
@@ -172,10 +185,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 convolve_128x256(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                  int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                  int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,
-                 real *D, int ldd)
+                 real *D, int ldd, bfloat16 *components, int distance)
 {
     start_beside_previous_kernel(starts_early);
     const Windows windows = {map, samples, out_height, out_width, step, top, left, columns};
     convolve_wide<COMPONENTS == 11>(windows, matrix, depth, width, stages, {sums, done}, starts_early,
-                     {M, N, alpha, beta, C, bias, D, ldc, ldd});
+                     {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }

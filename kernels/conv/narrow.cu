@@ -8,6 +8,7 @@
 //                    around: `turned`, V is then W (channels of P, places, filters of Y)
 //   narrow_filters   dV = dY^T P, as partial sums of the blocks, for column_sums to add up
 
+#include "bfloat16.cuh"
 #include "conv/window.cuh"
 #include "nn/activations.cuh"
 
@@ -26,15 +27,36 @@ __device__ inline void add_products(real (&sums)[FILTERS], real pixel, const flo
     }
 }
 
+// Stores the results of `windows` windows from the first one on, `here` filters of each, V at a time: one, or two with
+// their components.
+template <int V>
+__device__ inline void store_results(const real (&results)[THREADS][FILTERS + 1], offset first, int windows, int here,
+                                     int filters, real *Y, bfloat16 *components, int terms, int distance)
+{
+    for (int j = threadIdx.x * V; j < windows * here; j += THREADS * V) {
+        const int row = here == FILTERS ? j / FILTERS : j / here, f = j - row * here;
+        const offset place = (first + row) * filters + f;
+        Reals<V> values;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            values.of[v] = results[row][f + v];
+        *(Reals<V> *)(Y + place) = values;
+        if constexpr (V > 1)
+            split_neighbours(values.of, terms, components + place, distance);
+    }
+}
+
 // The constants FILTERS and WINDOWS are how many filters and windows a thread has; a block has the same filters.
 //
 // Block of THREADS; the grid's x counts blocks across the windows, THREADS * WINDOWS each, y groups of FILTERS.
 // Dynamic shared memory: K * FILTERS numbers, the block's filters, a row for each k; static, a result a thread and filter. A thread makes FILTERS results
 // of WINDOWS windows: what it reads serves that many products. Neighbouring threads have neighbouring windows.
+// Where `components` is not null, Y is left as bf16 components too: `terms` (at most 3) matrices, `distance` elements
+// from one to the next; filters are then a multiple of 2.
 extern "C" __global__ void __launch_bounds__(THREADS, WINDOWS * FILTERS <= 8 ? 8 : WINDOWS == 1 ? 5 : 2)
 narrow_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                int out_height, int out_width, int filters, int turned, const real *X, const real *V,
-               const real *bias, real *Y)
+               const real *bias, real *Y, bfloat16 *components, int terms, int distance)
 {
     wait_for_previous_kernel();
     extern __shared__ __align__(16) real weights[];
@@ -106,11 +128,12 @@ narrow_forward(int samples, int height, int width, int channels, int rows, int c
             results[threadIdx.x][f] = ACTIVATE(sums[i][f] + (bias && there ? bias[first_filter + f] : 0));
         }
         __syncthreads();
-        const int first = (blockIdx.x * WINDOWS + i) * THREADS, end = min(THREADS, count - first) * here;
-        for (int j = threadIdx.x; j < end; j += THREADS) {
-            const int row = here == FILTERS ? j / FILTERS : j / here, f = j - row * here;
-            Y[(offset)(first + row) * filters + first_filter + f] = results[row][f];
-        }
+        const int first = (blockIdx.x * WINDOWS + i) * THREADS, windows = min(THREADS, count - first);
+        if (components)
+            store_results<2>(results, first, windows, here, filters, Y + first_filter, components + first_filter,
+                             terms, distance);
+        else
+            store_results<1>(results, first, windows, here, filters, Y + first_filter, nullptr, 0, 0);
     }
 }
 

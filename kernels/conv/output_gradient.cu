@@ -19,11 +19,6 @@
 const int THREADS = 256;
 
 template <int V>
-struct alignas(V * sizeof(real)) Reals {
-    real of[V];
-};
-
-template <int V>
 struct alignas(V) Bytes {
     unsigned char of[V];
 };
@@ -42,14 +37,8 @@ struct Output {
     {
         if (dZ)
             *(Reals<V> *)(dZ + place) = dz;
-        if (!components)
-            return;
-        if constexpr (V == 4)
-            split4({dz.of[0], dz.of[1], dz.of[2], dz.of[3]}, count, components + place, distance);
-        else if constexpr (V == 2)
-            split_pair(dz.of[0], dz.of[1], count, components + place, distance);
-        else
-            split(dz.of[0], count, components + place, distance);
+        if (components)
+            split_neighbours(dz.of, count, components + place, distance);
     }
 };
 

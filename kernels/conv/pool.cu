@@ -5,8 +5,10 @@
 // may lie over each other, or leave pixels between them; none is over the edge.
 //
 // All: blocks and grid of one dimension, any number of threads, no shared memory. A thread takes results a
-// whole grid apart; neighbours are neighbouring channels.
+// whole grid apart; neighbours are neighbouring channels. Where `components` is not null, results are left as bf16
+// components too: `count` (at most 3) arrays, `distance` elements from one to the next.
 
+#include "bfloat16.cuh"
 #include "conv/window.cuh"
 
 // `places` gets where in its window, in row order, the largest pixel is: all that the way back needs. Of
@@ -14,17 +16,13 @@
 //
 // A thread takes V neighbouring channels, four or two where that divides them: so it reads whole vectors.
 template <int V>
-struct alignas(V * sizeof(real)) Reals {
-    real of[V];
-};
-
-template <int V>
 struct alignas(V) Bytes {
     unsigned char of[V];
 };
 
 template <int V>
-__device__ inline void largest(const Window &w, int samples, const real *A, real *B, unsigned char *places)
+__device__ inline void largest(const Window &w, int samples, const real *A, real *B, unsigned char *places,
+                               bfloat16 *components, int count, int distance)
 {
     const int across = w.channels / V, rows = w.rows, columns = w.columns;
     const offset size = samples * w.output(across), step = (offset)gridDim.x * blockDim.x;
@@ -47,21 +45,24 @@ __device__ inline void largest(const Window &w, int samples, const real *A, real
             }
         *(Reals<V> *)(B + i * V) = best;
         *(Bytes<V> *)(places + i * V) = place;
+        if (components)
+            split_neighbours(best.of, count, components + i * V, distance);
     }
 }
 
 extern "C" __global__ void max_pool(int samples, int height, int width, int channels, int rows, int columns,
                                     int stride, int top, int left, int out_height, int out_width,
-                                    const real *A, real *B, unsigned char *places)
+                                    const real *A, real *B, unsigned char *places, bfloat16 *components,
+                                    int count, int distance)
 {
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
     if (channels % 4 == 0)
-        largest<4>(w, samples, A, B, places);
+        largest<4>(w, samples, A, B, places, components, count, distance);
     else if (channels % 2 == 0)
-        largest<2>(w, samples, A, B, places);
+        largest<2>(w, samples, A, B, places, components, count, distance);
     else
-        largest<1>(w, samples, A, B, places);
+        largest<1>(w, samples, A, B, places, components, count, distance);
 }
 
 // Each pixel asks the windows that have it whether it is their largest: a fixed order, and no atomics.
@@ -90,7 +91,8 @@ extern "C" __global__ void max_pool_backward(int samples, int height, int width,
 
 extern "C" __global__ void mean_pool(int samples, int height, int width, int channels, int rows, int columns,
                                      int stride, int top, int left, int out_height, int out_width,
-                                     const real *A, real *B)
+                                     const real *A, real *B, bfloat16 *components, int count,
+                                     int distance)
 {
     wait_for_previous_kernel();
     const Window w = {height, width, channels, rows, columns, stride, top, left, out_height, out_width};
@@ -103,7 +105,10 @@ extern "C" __global__ void mean_pool(int samples, int height, int width, int cha
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < columns; c++)
                 sum += first[((offset)r * width + c) * channels];
-        B[i] = sum / (rows * columns);
+        const real mean = sum / (rows * columns);
+        B[i] = mean;
+        if (components)
+            split(mean, count, components + i, distance);
     }
 }
 

@@ -15,6 +15,7 @@
 // channel, in shared memory. A plane's rows are `pitch` long, an odd number: neighbours are in different banks.
 
 #include "async_copies.cuh"
+#include "bfloat16.cuh"
 #include "conv/window.cuh"
 #include "nn/activations.cuh"
 
@@ -127,19 +128,69 @@ __device__ inline void load_weights(AsyncCopies &copies, const Window &w, int fi
     }
 }
 
+// Where results go: to Y and, where `components` is not null, as bf16 components too, `terms` (at most 3) matrices,
+// `distance` elements from one to the next; filters are then a multiple of 2.
+struct Output {
+    int filters;
+    const real *bias;
+    real *Y;
+    bfloat16 *components;
+    int terms, distance;
+};
+
+// Adds up what the parts have of a tile, and stores the results, V filters of a window at a time: one, or two with
+// their components. A row of results is `padded` windows in shared memory; a part's are `part_size` numbers.
+template <int V>
+__device__ inline void store_results(const Output &output, const Tile &tile, int width, int first_filter, int padded,
+                                     int parts, int part_size, const real *results)
+{
+    const int filters = output.filters, across = min(FILTERS, filters - first_filter) / V;
+    const Line line(width * across);
+    for (int j = line.first; j < line.size; j += line.span) {
+        const int window = j / across, f = (j - window * across) * V;
+        Reals<V> start = {};
+        if (output.bias)
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                start.of[v] = output.bias[first_filter + f + v];
+        const real *from = results + (line.row * padded + window) * FILTERS + f;
+        offset place = ((tile.first_line + line.row) * width + window) * filters + first_filter + f;
+#pragma unroll 1
+        for (int row = line.row; row < tile.lines(); row += line.step) {
+            Reals<V> sums = start;
+            for (int one = 0; one < parts; one++) {
+                const Reals<V> sum = *(const Reals<V> *)(from + one * part_size);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    sums.of[v] += sum.of[v];
+            }
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                sums.of[v] = ACTIVATE(sums.of[v]);
+            *(Reals<V> *)(output.Y + place) = sums;
+            if constexpr (V > 1)
+                split_neighbours(sums.of, output.terms, output.components + place, output.distance);
+            from += line.step * padded * FILTERS;
+            place += line.step * width * filters;
+        }
+    }
+}
+
 // Block: `parts` groups of threads, a part of the channels each; in a group one for each segment of a tile, ACROSS
 // windows of a row, and a multiple of the segments of a row; up to 192 threads. Dynamic shared memory: K * FILTERS
 // weights; ACROSS * FILTERS sums of each thread, where parts meet and neighbours write neighbours; the planes.
 extern "C" __global__ void __launch_bounds__(192, 2)
 sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                 int out_height, int out_width, int images, int band, int pitch, int filters, int parts, int turned,
-                const real *X, const real *V, const real *bias, real *Y)
+                const real *X, const real *V, const real *bias, real *Y, bfloat16 *components, int terms,
+                int distance)
 {
     extern __shared__ __align__(16) real weights[];
     wait_for_previous_kernel();
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
-    const int first_filter = blockIdx.y * FILTERS, here = min(FILTERS, filters - first_filter);
+    const Output output = {filters, bias, Y, components, terms, distance};
+    const int first_filter = blockIdx.y * FILTERS;
     real *results = weights + rows * COLUMNS * channels * FILTERS;
     real *planes = results + blockDim.x * (ACROSS * FILTERS);
     clear(planes, images * tiles.image());
@@ -190,22 +241,10 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
                     *to++ = {sums[i][f], sums[i][f + 1], sums[i][f + 2], sums[i][f + 3]};
         }
         __syncthreads();
-        const Line line(out_width * here);
-        for (int j = line.first; j < line.size; j += line.span) {
-            const int window = j / here, f = j - window * here;
-            const real start = bias ? bias[first_filter + f] : 0;
-            const real *from = results + (line.row * padded + window) * FILTERS + f;
-            real *to = Y + ((tile.first_line + line.row) * out_width + window) * filters + first_filter + f;
-#pragma unroll 1
-            for (int row = line.row; row < tile.lines(); row += line.step) {
-                real sum = start + *from;
-                for (int one = 1; one < parts; one++)
-                    sum += from[one * group * ACROSS * FILTERS];
-                *to = ACTIVATE(sum);
-                from += line.step * padded * FILTERS;
-                to += line.step * out_width * filters;
-            }
-        }
+        if (components)
+            store_results<2>(output, tile, out_width, first_filter, padded, parts, group * ACROSS * FILTERS, results);
+        else
+            store_results<1>(output, tile, out_width, first_filter, padded, parts, group * ACROSS * FILTERS, results);
     }
 }
 

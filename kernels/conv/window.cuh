@@ -4,6 +4,12 @@
 
 #include "common.cuh"
 
+// V neighbouring channels of a pixel, which are read and written at once.
+template <int V>
+struct alignas(V * sizeof(real)) Reals {
+    real of[V];
+};
+
 struct Window {
     int height, width, channels;
     int rows, columns, stride;

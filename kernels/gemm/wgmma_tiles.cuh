@@ -160,8 +160,12 @@ struct Block {
     }
 };
 
+// What else becomes of two neighbours of D: nothing, but where a kernel's result is another one.
+__device__ inline void store_more(const Result &, int, int, float2) {}
+
 // Two neighbours of a row of D; `wide` if both are in it, and aligned to 8 bytes.
-__device__ inline void store(const Result &result, int m, int n, real first, real second, bool wide)
+template <class ResultOf>
+__device__ inline void store(const ResultOf &result, int m, int n, real first, real second, bool wide)
 {
     const float2 pair = {result.value(m, n, first), result.value(m, n + 1, second)};
     real *place = result.D + ((offset)m * result.ldd + n);
@@ -173,6 +177,7 @@ __device__ inline void store(const Result &result, int m, int n, real first, rea
         if (result.has(m, n + 1))
             place[1] = pair.y;
     }
+    store_more(result, m, n, pair);
 }
 
 // Where K is in parts: what their blocks leave for the one of the last part.
@@ -228,9 +233,9 @@ __device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
 }
 
 // One tile of D, 64 GROUPS x BN from (first_m, first_n) on; of `depth` tiles along k the block's part.
-template <int GROUPS, int BN, class Tiles>
+template <int GROUPS, int BN, class Tiles, class ResultOf>
 __device__ inline void multiply(const Tiles &tiles, int first_m, int first_n, int depth, int stages,
-                                const Parts &parts, bool starts_early, const Result &result)
+                                const Parts &parts, bool starts_early, const ResultOf &result)
 {
     extern __shared__ __align__(1024) number ring[];
     __shared__ Barrier full[MOST_STAGES];

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.launch.conv.window import window_arguments
+from nn.launch.conv.with_components import component_arguments
+from nn.launch.gemm.components import Components
 from nn.launch.shapes import line_shape, require_shape
 from nn.launch.work import Compute, Work
 from nn.model import pool
@@ -76,8 +78,19 @@ class Pool(PoolWork):
         return self.outputs, *self._places
 
     def on_device(self, kernels: Kernels) -> Launch:
+        return self.bind(kernels)
+
+    def bind(self, kernels: Kernels, components: Components | None = None) -> Launch:
+        """Bind the kernel, which can leave packed components of the outputs beside them."""
         kernel, shape = kernels.kernel("conv/pool", f"{self._word}_pool"), line_shape(self.outputs.size)
-        return kernel.bind(*shape, *self._arguments(), self.images, self.outputs, *self._places)
+        channels = self.window.channels
+        outputs = self.outputs.reshape(self.outputs.size // channels, channels)
+        return kernel.bind(
+            *shape,
+            *self._arguments(),
+            *(self.images, self.outputs, *self._places),
+            *component_arguments(components, outputs),
+        )
 
     def in_numpy(self) -> Compute:
         images, outputs, places = self._host_views()

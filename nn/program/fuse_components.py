@@ -3,28 +3,33 @@
 - Each matrix is split once, before the first product that reads it. Pixels are gathered as a component, and
   the update keeps the components of weights.
 - Bias and activation go into the product before them.
+- The kernel that makes images leaves the components beside them that convolutions read.
 - A product that reads nothing of what the operation before it writes need not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import operands_of, result_of
 from nn.launch.conv.implicit import ImplicitConvolution, flipped
+from nn.launch.conv.narrow import bind_narrow
+from nn.launch.conv.with_components import WithComponents
 from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.launch.pool import Pool
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_images import FuseConvolution, FuseOutputGradient
 from nn.program.operations import BucketReady, Item, Operation
-from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, written
+from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes, written
 from pyrt.arrays import DeviceArray
+from pyrt.kernels import Launch
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,15 @@ class ComponentRules:
     @property
     def rules(self) -> list[Rule]:
         """In the order in which they are tried."""
-        return [self.classifier, self.pixels, self.gradient, self.product, self.convolution, self.other]
+        return [
+            self.classifier,
+            self.pixels,
+            self.gradient,
+            self.product,
+            self.convolution,
+            self.pooling,
+            self.other,
+        ]
 
     def classifier(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make the end of the network one kernel; dZ is components if only products from these read it."""
@@ -158,20 +171,60 @@ class ComponentRules:
             other = filters.components
         epilogue, count = (PLAIN, 1) if of_filters else _epilogue(result_of(work), rest[1:2])
         starts_early = _may_start_early([gathered.numbers, other.numbers], [*done, *items])
-        result = replace(
-            operation,
-            work=ImplicitConvolution(work, gathered, other, epilogue, starts_early),
-            starts_early=starts_early,
-        )
-        self._forget([result])
-        return Replacement(count, [*items, result])
+        made = ImplicitConvolution(work, gathered, other, epilogue, starts_early)
+        result = replace(operation, work=made, starts_early=starts_early)
+        return Replacement(count, [*items, self._with_components(result, made.bind, rest[count:])])
 
     def _of_arrays(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Put bias and activation into a convolution of arrays as they are."""
         found = FuseConvolution(self._kernels)(rest, done)
-        if found is not None:
-            self._forget(found.items)
-        return found
+        if found is None:
+            return None
+        (result,) = found.items
+        assert isinstance(result, Operation)
+        work = result.work.convolution
+        if work is None or self._kernels.choose(work) != "narrow":
+            self._forget([result])
+            return found
+        epilogue, count = _epilogue(result_of(work), rest[1:2])
+
+        def bind(kernels: Kernels, components: Components) -> Launch:
+            return bind_narrow(kernels, work, epilogue, components)
+
+        return Replacement(count, [self._with_components(result, bind, rest[count:])])
+
+    def pooling(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Let pooling leave components, if a convolution reads them."""
+        operation = rest[0]
+        if not isinstance(operation, Operation) or not isinstance(operation.work, Pool):
+            return None
+        return Replacement(1, [self._with_components(operation, operation.work.bind, rest[1:])])
+
+    def _with_components(
+        self, maker: Operation, bind: Callable[[Kernels, Components], Launch], later: Sequence[Item]
+    ) -> Operation:
+        """Let the kernel that makes images leave their components too, if a convolution reads these later."""
+        self._forget([maker])
+        images = self._read_as_images(maker.writes[0], later)
+        if images is None:
+            return maker
+        components = self._take_components(self._kernels.components, *images.shape, packed=True)
+        self._known.append(_Known(images, components))
+        split = Split(((images, components),))
+        return replace(maker, work=WithComponents(maker.work, split, bind, maker.work.kind))
+
+    def _read_as_images(self, array: DeviceArray, later: Sequence[Item]) -> DeviceArray | None:
+        """View an array as a later convolution from components reads it, (pixels, channels), if one does."""
+        for item in later:
+            if self._is_implicit(item):
+                assert isinstance(item, Operation) and isinstance(item.work, ConvolutionWork)
+                images, outputs = operands_of(item.work)
+                for operand in (images, outputs) if isinstance(item.work, FilterGradient) else (images,):
+                    if operand.pointer == array.pointer and operand.size == array.size:
+                        return operand
+            if writes(item, array):
+                return None
+        return None
 
     def _image_components(self, reader: Operation, images: DeviceArray, items: list[Operation]) -> Components:
         """Return the components of images (pixels, channels); add the launch that splits them, if needed."""

@@ -130,9 +130,9 @@ def test_small_grid(library, device, rng, real, dtype):
     largest_back, means_back = (device.poisoned(flat(A).shape, dtype) for _ in range(2))
     places, images, gradients = (device.array(a) for a in (np.zeros(gradient.shape, "u1"), A, gradient))
     arguments = {
-        "max_pool": (images, outputs, places),
+        "max_pool": (images, outputs, places, None, 0, 0),
         "max_pool_backward": (places, gradients, largest_back),
-        "mean_pool": (images, means),
+        "mean_pool": (images, means, None, 0, 0),
         "mean_pool_backward": (gradients, means_back),
     }
     sizes = window_arguments(SAMPLES, window)

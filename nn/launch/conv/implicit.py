@@ -10,6 +10,7 @@ import numpy as np
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import FILTER_PARTS, FORWARD_PARTS, gathered, operands_of, result_of
+from nn.launch.conv.with_components import component_arguments
 from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
 from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
@@ -167,6 +168,13 @@ class ImplicitConvolution(Work):
         return isinstance(self.work, FilterGradient)
 
     def on_device(self, kernels: Kernels) -> Launch:
+        return self.bind(kernels)
+
+    def bind(self, kernels: Kernels, components: Components | None = None) -> Launch:
+        """Bind the kernel, which can leave packed components of the outputs, or of dA, beside them.
+
+        There are as many as each operand has.
+        """
         window, _ = gathered(self.work)
         driver, gathering = kernels.driver, Gathering.of(window)
         tiling = self.tiling or choose(self, driver.multiprocessors, driver.shared_memory)
@@ -201,8 +209,15 @@ class ImplicitConvolution(Work):
                 result,
                 result.ld,
             ),
+            *self._beside(components),
             shared=tiling.stages * tiling.stage_bytes(self.images.count, self.matrix.count),
         )
+
+    def _beside(self, components: Components | None) -> tuple[DeviceArray | None, int]:
+        array, count, distance = component_arguments(components, self.result, 2)
+        if components is not None and (count != self.images.count or self._of_filters):
+            raise ValueError(f"implicit convolution: {count} components of the result are not written")
+        return array, distance
 
     def _constants(self) -> dict[str, str | int]:
         return {

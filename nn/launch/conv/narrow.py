@@ -11,6 +11,8 @@ from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradi
 from nn.launch.conv.gathered import gathered, result_of
 from nn.launch.conv.sliding import bind_sliding, fits_sliding
 from nn.launch.conv.window import window_arguments
+from nn.launch.conv.with_components import component_arguments
+from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import PLAIN, Epilogue
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch, blocks, in_order
@@ -60,10 +62,18 @@ def _tile(work: ConvolutionWork) -> int:
     return min(_MOST_TILE, _SHARED_BYTES // (_CORNER_BYTES + 4 * _SQUARE * rows))
 
 
-def bind_narrow(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
-    """Bind a convolution, with the bias and the activation of an epilogue."""
+def bind_narrow(
+    kernels: Kernels,
+    work: ConvolutionWork,
+    epilogue: Epilogue = PLAIN,
+    components: Components | None = None,
+) -> Launch:
+    """Bind a convolution, with the bias and the activation of an epilogue.
+
+    Forward the kernel can leave packed components of the result beside it.
+    """
     if fits_sliding(work):
-        return bind_sliding(kernels, work, epilogue)
+        return bind_sliding(kernels, work, epilogue, components)
     if isinstance(work, FilterGradient):
         return _bind_filters(kernels, work)
     window, _ = gathered(work)
@@ -81,6 +91,7 @@ def bind_narrow(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PL
         (_THREADS,),
         *window_arguments(work.samples, window),
         *(filters, int(isinstance(work, InputGradient)), images, work.filters, epilogue.bias, result),
+        *component_arguments(components, result, 2),
         shared=window.pixels * each * 4,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from nn.launch.column_sums import ColumnSums
 from nn.launch.conv.window import window_arguments
+from nn.launch.conv.with_components import component_arguments
 from nn.launch.elementwise import ActivationBackward
 from nn.launch.gemm.components import Components, split
 from nn.launch.pool import PoolGradient
@@ -67,13 +68,11 @@ class OutputGradient(Work):
     def on_device(self, kernels: Kernels) -> Launch:
         dZ, parts = self.sums.X, self.components
         rows, channels = dZ.shape
-        if parts is not None and parts.ld != channels:
-            raise ValueError(f"output gradient: components of rows {parts.ld} long are not packed")
         grid, block = output_gradient_shape(rows, channels, kernels.driver)
         partials = DeviceArray.empty(kernels.driver, (grid[0], channels), dZ.dtype)
         name = "through_activation" if self.pooling is None else "through_pooling"
         kernel = kernels.kernel("conv/output_gradient", name, ACTIVATION=self.activation.activation)
-        outputs = (dZ, None, 0, 0) if parts is None else (None, parts.array, parts.count, parts.distance)
+        outputs = dZ if parts is None else None, *component_arguments(parts, dZ)
         inputs: tuple[int | DeviceArray | None, ...]
         if self.pooling is None:
             inputs = (rows, channels, self.activation.A, self.activation.dA)

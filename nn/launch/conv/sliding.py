@@ -11,6 +11,8 @@ from nn.launch.column_sums import ColumnSums
 from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import gathered, result_of
 from nn.launch.conv.window import window_arguments
+from nn.launch.conv.with_components import component_arguments
+from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
@@ -133,8 +135,16 @@ def _forward_threads(tiles: Tiles) -> tuple[int, int]:
     return parts, (rows if parts > 1 else max(rows, _LEAST_THREADS // segments)) * segments
 
 
-def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
-    """Bind a convolution, with the bias and the activation of an epilogue."""
+def bind_sliding(
+    kernels: Kernels,
+    work: ConvolutionWork,
+    epilogue: Epilogue = PLAIN,
+    components: Components | None = None,
+) -> Launch:
+    """Bind a convolution, with the bias and the activation of an epilogue.
+
+    Forward the kernel can leave packed components of the result beside it.
+    """
     if isinstance(work, FilterGradient):
         return _bind_filters(kernels, work)
     tiles, result = _tiles_on(kernels.driver, work), result_of(work)
@@ -147,6 +157,7 @@ def bind_sliding(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = P
         *window_arguments(work.samples, window),
         *(tiles.images, tiles.band, _pitch(window), filters, parts, int(isinstance(work, InputGradient))),
         *(images, work.filters, epilogue.bias, result),
+        *component_arguments(components, result, 2),
         shared=_shared(work, tiles),
     )
 
