@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -89,3 +90,43 @@ def test_the_runtime_shows_nothing_of_the_cpp_library() -> None:
     names = [line.split()[-1] for line in printed.splitlines()]
     ours = ("emulated_", "_ZN8emulated", "__tsan_", "__ubsan_", "__wrap_")
     assert names and [name for name in names if not name.startswith(ours)] == []
+
+
+USE = "tile[threadIdx.x] = 1; x[0] = tile[0];"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "around"),
+    [
+        ("extern __shared__ float tile[];", "{}"),
+        ("extern __shared__ __align__(16) int tile[];", 'extern "C" {{ {} }}'),
+        ("__shared__ int tile[4];", "namespace {{ inline int one() {{ return 1; }} {} }}"),
+        (
+            "static __shared__ int tile[4];",
+            "namespace a::b {{ struct S {{ int x; }}; {} }} using namespace a::b;",
+        ),
+    ],
+)
+def test_a_shared_variable_outside_all_functions_is_refused_with_what_to_write(
+    declaration: str, around: str
+) -> None:
+    """It would be looked for as the library is loaded, when no block runs: the process would end."""
+    kernel = f'extern "C" __global__ void test(int *x) {{ {USE} }}'
+    words = rf"^declare each __shared__ variable inside the kernel that uses it: .*{re.escape(declaration)}"
+    with pytest.raises(UserError, match=words):
+        compile.translate(f"// a '}}'\n{around.format(declaration)}\n{kernel}")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}",
+        "namespace a {{ {} }}",
+        "const int table[] = {{1, 2}}; {}",
+        "#define LOG \"}}\"\nstruct S {{ int x = '{{'; }};\n{}",
+        "template <class T> struct Of {{ __device__ void go() {{ __shared__ T one; one = T(); }} }};\n{}",
+    ],
+)
+def test_one_inside_a_function_is_not_refused(around: str) -> None:
+    kernel = f'extern "C" __global__ void test(int *x) {{ if (x) {{ extern __shared__ int tile[]; {USE} }} }}'
+    assert "emulated_dynamic_shared" in compile.translate(around.format(kernel))
