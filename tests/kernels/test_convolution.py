@@ -13,6 +13,7 @@ from nn.launch.kernels import Kernels
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
+from pyrt.ledger import Row
 from tests.nn.model import loops
 
 CASES = {
@@ -178,6 +179,22 @@ def test_samples_in_slices(kernels, device, sliced, kind):
     assert len(work.slices) > 1
     device.run(work.on_device(kernels))
     case.check(kind, result)
+
+
+def test_works_of_any_sizes_share_one_matrix_of_windows(library, device, rng, driver):
+    """Reserved for all it is one; bound one by one, small first, each has one that is large enough."""
+    cases = [Case(rng, "float32", *CASES[name]) for name in ("1 x 1", "even size", "17 channels")]
+    bound = [case.bind(kind, device.array) for case in cases for kind in KINDS]
+    sizes = [work.matrix_size for work, _ in bound]
+    for reserved in (True, False):
+        kernels, before = Kernels(library, "float32", conv="im2col"), driver.ledger.device[Row("windows")]
+        kernels.reserve([work for work, _ in bound] if reserved else [])
+        device.run(*(work.on_device(kernels) for work, _ in bound))
+        for (case, kind), (_, result) in zip(itertools.product(cases, KINDS), bound, strict=True):
+            case.check(kind, result)
+            result.set(np.full(result.shape, np.nan, "f4"))
+        taken = driver.ledger.device[Row("windows")] - before
+        assert taken == 4 * max(sizes) if reserved else 4 * max(sizes) < taken < 4 * sum(sizes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
