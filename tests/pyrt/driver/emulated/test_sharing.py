@@ -160,8 +160,7 @@ extern "C" __global__ void late(float *x)
 
 def late(bench: Bench, x: DeviceArray) -> None:
     """Queue a kernel that writes x after 20 ms."""
-    (bench.folder / "late.cu").write_text(LATE)
-    bench.library.kernel("late", "late").bind((1,), (1,), x)(bench.stream)
+    bench.named("late", LATE).bind((1,), (1,), x)(bench.stream)
 
 
 DOUBLE = """// constants: BUG=0|1
@@ -217,13 +216,11 @@ class TestChecks:
 
 
 @pytest.mark.parallel([2])
-def test_ranks_use_each_others_memory_under_the_checks(job: Job, tmp_path: Path) -> None:
+def test_ranks_use_each_others_memory_under_the_checks(job: Job) -> None:
     """In other orders too: kernels that wait for each other go on, and nothing is reported."""
     for sanitize, seed in ((True, None), (True, 0), (False, 1)):
         driver = EmulatedDriver(sanitize, seed)
-        folder = tmp_path / f"{sanitize}-{seed}"
-        folder.mkdir()
-        use_each_others_memory(driver, job, folder)
+        use_each_others_memory(driver, job)
         driver.close()
 
 
