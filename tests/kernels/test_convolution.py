@@ -14,6 +14,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.ledger import Row
+from tests import few
 from tests.nn.model import loops
 
 CASES = {
@@ -38,6 +39,9 @@ CASES = {
     "many windows": ((9, 8, 1), (1, 2), 1, 0, 2, 131),
 }
 """Shape of an image, size of the window, stride, padding, filters, samples."""
+
+REST = ("first layer, colours", "17 channels", "same, even, stride", "primes")
+"""Of these each kind once."""
 
 WIDE = {
     "padding": ((5, 7, 16), (3, 3), 1, 1, 16, 3),
@@ -115,10 +119,24 @@ class Case:
         assert np.all(error <= roundings * np.finfo(found.dtype).eps / 2 * magnitude), (kind, error.max())
 
 
+def flat(one):
+    return (one,) if isinstance(one, str) else one
+
+
+PAIRS = list(itertools.product(VERSIONS, CASES))
+SINGLE = [(version, name) for version, name in PAIRS if version[1] == "float32" or name in REST]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_version_same_bits_twice(kernels, device, rng, case, kind):
-    case = Case(rng, dtype_of(kernels), *case)
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    few(SINGLE, of=PAIRS),
+    indirect=["kernels"],
+    ids=lambda one: "-".join(flat(one)),
+)
+def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
+    """Kernels are the same in float64, which most sizes leave out."""
+    case = Case(rng, dtype_of(kernels), *CASES[name])
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     device.run(first.on_device(kernels), second.on_device(kernels))
     case.check(kind, result)

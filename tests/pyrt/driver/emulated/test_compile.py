@@ -66,6 +66,43 @@ def test_one_that_cannot_be_is_named(command: str, message: str, cxx: pytest.Mon
         compile.compiler()
 
 
+BROKEN = [
+    ("echo broken >&2; exit 3", "says no version: mend it, or name another one in $CXX\nbroken"),
+    ("[ $1 = --version ] && exit; echo k.cpp:1: no >&2; exit 1", "does not compile it\nk.cpp:1: no"),
+    ("[ $1 = --version ] && exit; kill -9 $$", "was ended (Killed): is there enough memory?"),
+    (
+        "[ $1 = --version ] && exit; kill -40 $$",
+        "was ended (Real-time signal 6): is there enough memory?",
+    ),
+    ("exit", "says nothing, and makes nothing: name another one in $CXX"),
+    (
+        "[ $1 = --version ] && exit; printf '\\351\\n' >&2; exit 1",
+        "does not compile it\n\N{REPLACEMENT CHARACTER}",
+    ),
+    (None, "does not run (Exec format error): name another one in $CXX"),
+]
+"""Compilers as scripts, or no program, and what is said of them."""
+
+
+def broken_compiler(folder: Path, script: str | None) -> Path:
+    compiler = folder / "g++"
+    compiler.write_text("no program" if script is None else f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.mark.parametrize(("script", "words"), BROKEN)
+def test_a_broken_one_is_told_by_its_words(
+    tmp_path: Path, script: str | None, words: str, cxx: pytest.MonkeyPatch
+) -> None:
+    """So it is in a whole job, on all ranks: tests/test_faults.py."""
+    compiler = broken_compiler(tmp_path, script)
+    cxx.setenv("CXX", str(compiler))
+    with pytest.raises(UserError) as caught:
+        compile.kernel_library(SOURCE, str(tmp_path / "cache"), False)
+    assert str(caught.value).startswith(f"{compiler} {words}")
+
+
 def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
