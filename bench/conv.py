@@ -3,13 +3,16 @@
     python3 -m bench conv
 
 Each layer forward, to the input and to the filters, on normal numbers; errors are relative to the largest
-element of what NumPy makes of some samples in float64. Versions of the ladder: docs/explain/convolution.md.
+element of what NumPy makes of some samples in float64. Versions of the ladder: docs/explain/convolution.md;
+winograd with each of its tiles.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,15 +23,18 @@ from tabulate import tabulate
 from bench.nets import LAYERS, MATHS, Layer, baseline
 from bench.program import require_gpu, start
 from bench.timing import alternate, repetition
+from nn.launch.conv import convolve
 from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.versions import CONV_VERSIONS
+from nn.launch.conv.winograd import OUTS, Tiles, bind_winograd
+from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.kernels import Kernels
 from nn.model.conv2d import Conv2d
 from pyrt.arguments import Parser
 from pyrt.arrays import DeviceArray
 from pyrt.clock import StreamClock
 from pyrt.errors import UserError
-from pyrt.kernels import KernelLibrary
+from pyrt.kernels import KernelLibrary, Launch
 
 WAYS: dict[str, type[ConvolutionWork]] = {
     "forward": Convolution,
@@ -73,34 +79,51 @@ class Arrays:
         return dA if way == "to the input" else gradients["W"]
 
 
-def error(clock: StreamClock, kernels: Kernels, layer: Layer, way: str) -> float:
+Bind = Callable[[ConvolutionWork], Launch]
+
+
+def error(clock: StreamClock, bind: Bind, layer: Layer, way: str) -> float:
     """Return the largest error of some samples, relative to the largest element."""
     arrays = Arrays(clock, layer, CHECKED)
     work, exact = arrays.work(way), arrays.exact(way)
-    work.on_device(kernels).call(clock.stream)
+    bind(work).call(clock.stream)
     (result,) = work.writes
     found = result.to_host().astype(np.float64).reshape(exact.shape)
     return float(np.abs(found - exact).max() / np.abs(exact).max())
 
 
+def contenders(library: KernelLibrary, work: ConvolutionWork) -> dict[str, tuple[str, Bind]]:
+    """Return each version that does the work: the kernel that it takes, and how it is bound."""
+    names = [(version, "float32", "auto") for version in CONV_VERSIONS if version != "winograd"]
+    names += [("implicit", math, "auto") for math in MATHS[1:]]
+    names += [("implicit", math, "mma") for math in MMA_COMPONENTS]
+    found: dict[str, tuple[str, Bind]] = {}
+    for version, math, gemm in names:
+        kernels = Kernels(library, np.float32, gemm, math, version)
+        taken = kernels.choose(work)
+        if taken in (version, "narrow", "implicit_mma"):
+            name = f"{version}, {math}" if gemm == "auto" else f"{version} by {gemm}, {math}"
+            found[name] = taken, partial(convolve, kernels)
+    for math, out in itertools.product(MATHS, OUTS):
+        kernels = Kernels(library, np.float32, math=math, conv="winograd")
+        found[f"winograd {out}x{out}, {math}"] = "winograd", partial(with_tiles, kernels, out)
+    return found
+
+
+def with_tiles(kernels: Kernels, out: int, work: ConvolutionWork) -> Launch:
+    """Bind winograd with tiles of this side."""
+    return bind_winograd(kernels, work, Tiles.of(work, [out]))
+
+
 def rows(clock: StreamClock, library: KernelLibrary, layer: Layer, way: str) -> list[list[object]]:
     """Time and check every version of one layer and way."""
     work = Arrays(clock, layer, layer.batch).work(way)
-    contenders = [(version, "float32") for version in CONV_VERSIONS]
-    contenders += [(CONV_VERSIONS[-1], math) for math in MATHS[1:]]
-    measures, errors = {}, {}
-    for version, math in contenders:
-        kernels = Kernels(library, np.float32, math=math, conv=version)
-        name = f"{version}, {math}"
-        taken = kernels.choose(work)
-        if taken not in (version, "narrow"):
-            continue  # it does not fit
-        errors[name] = (taken, error(clock, kernels, layer, way))
-        measures[name] = repetition(clock, work.on_device(kernels).call)
-    times = alternate(measures, ROUNDS)
+    versions = contenders(library, work)
+    errors = {name: error(clock, bind, layer, way) for name, (_, bind) in versions.items()}
+    measures = {name: repetition(clock, bind(work).call) for name, (_, bind) in versions.items()}
     return [
-        [name, errors[name][0], one.median, work.flops / one.median / 1e6, errors[name][1]]
-        for name, one in times.items()
+        [name, versions[name][0], one.median, work.flops / one.median / 1e6, errors[name]]
+        for name, one in alternate(measures, ROUNDS).items()
     ]
 
 

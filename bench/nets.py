@@ -24,15 +24,13 @@ from tabulate import tabulate
 
 from bench.program import require_gpu, start
 from bench.timing import Times
-from nn.model.net_text import make_network
+from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
 
-CLASSES = {"vgg16": 1000}
-IMAGES = {"lenet5": (28, 28, 1), "mnist-conv": (28, 28, 1), "vgg-small": (32, 32, 3), "vgg16": (224, 224, 3)}
 NETS = {"lenet5": (128, 3000), "mnist-conv": (128, 3000), "vgg-small": (128, 1024), "vgg16": (64,)}
-"""The networks, the images that they take, and their batches."""
+"""The networks, and their batches."""
 
 MATHS = ("float32", "tf32", "bf16")
 RATE = 1e-3
@@ -72,7 +70,7 @@ LAYERS = (
 
 def network_of(name: str) -> Network:
     """Make one of the networks."""
-    return make_network(name, IMAGES[name], CLASSES.get(name, 10), "softmax")
+    return make_network(name, *IMAGES[name], "softmax")
 
 
 def ours(name: str, batch: int, math: str) -> tuple[Times, int]:
@@ -81,7 +79,8 @@ def ours(name: str, batch: int, math: str) -> tuple[Times, int]:
     from train import train
 
     steps = max(4, min(20, IMAGES_AN_EPOCH // batch))
-    image, classes = "x".join(map(str, IMAGES[name])), CLASSES.get(name, 10)
+    shape, classes = IMAGES[name]
+    image = "x".join(map(str, shape))
     report = train(
         Options(
             net=name,

@@ -7,5 +7,7 @@ device. What is measured runs in jobs of its own (``jobs``), whose ranks run ``w
 
 from __future__ import annotations
 
-STUDIES = ("correctness", "convergence", "profile", "roofline", "scaling", "plans", "gemm", "exchange")
+STUDIES = (
+    *("correctness", "convergence", "images", "profile", "roofline", "scaling", "plans", "gemm", "exchange"),
+)
 """In the order of the page."""

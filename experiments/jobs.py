@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from experiments.study import FAILED, Point, Row, Setup, Taken
@@ -58,20 +60,34 @@ def train(
 ) -> dict[str, Any]:
     """Run `train.py` and return its --json report; a dict with FAILED alone if it does not end well.
 
-    ``variables`` are for its environment.
+    ``variables`` are for its environment. Beside the report: ``shell``, seconds from the start of the command
+    to its end, and ``lines``, what it printed, each line with the seconds after which it came.
     """
+    lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
         report = Path(scratch) / "report.json"
+        begin = time.perf_counter()
         try:
             with _started(ranks, ["train.py", *words, "--json", str(report)], variables or {}, log) as job:
-                job.communicate(timeout=TIMEOUT)
+                listener = Thread(target=_listen, args=(job, begin, lines), daemon=True)
+                listener.start()
+                job.wait(TIMEOUT)
+                shell = time.perf_counter() - begin
+                listener.join(TIMEOUT)
         except subprocess.TimeoutExpired:
             return {FAILED: f"train.py was not done after {TIMEOUT} s"}
         if job.returncode != 0:
             last = _last_line(setup.folder / "log.txt")
             return {FAILED: f"train.py ended with {job.returncode}: {last}"}
         content: dict[str, Any] = json.loads(report.read_text())
-        return content
+        return {**content, "shell": shell, "lines": lines}
+
+
+def _listen(job: subprocess.Popen[str], begin: float, lines: list[tuple[float, str]]) -> None:
+    """Note what a job prints until it ends, and when."""
+    assert job.stdout is not None
+    for line in job.stdout:
+        lines.append((time.perf_counter() - begin, line.rstrip("\n")))
 
 
 def _blas(threads: int | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -116,6 +117,13 @@ class DeviceArray:
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
+
+    @cached_property
+    def end(self) -> int:
+        """The address behind its last element: of a matrix, that in the last row."""
+        rows = self.shape[0] if len(self.shape) == 2 else 1
+        elements = (rows - 1) * self.ld + self.shape[-1] if self.size else 0
+        return self.pointer + elements * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:

@@ -13,19 +13,6 @@
 
 const int THREADS = 128;
 
-// Where number k of a window is in the image, from the window's first pixel on, and its place in the window.
-struct Number {
-    int row, column, channel;
-
-    __device__ Number(const Window &w, int k)
-    {
-        channel = k % w.channels;
-        const int place = k / w.channels;
-        row = place / w.columns;
-        column = place - row * w.columns;
-    }
-};
-
 // sums += a pixel times the weights of all filters of one number of the window.
 __device__ inline void add_products(real (&sums)[FILTERS], real pixel, const float4 *weights)
 {

@@ -8,7 +8,7 @@
 // Block w x h threads, w a power of two; grid: x counts blocks down the rows (a block takes every gridDim.x-th group
 // of h rows), y across the channels, w V a block, V = 4 or 2 where that divides them, else 1. Shared memory: V sums
 // a thread, at most 256 threads. Each block leaves the sums of its rows in its row of partials (gridDim.x x
-// channels), for column_sums to add up.
+// channels); the last of a column of blocks to do so adds them up, always in the order of the rows.
 //
 // Either dZ or components may be null: `count` (at most 3) bf16 matrices, `distance` elements from one to the next.
 
@@ -34,6 +34,8 @@ struct Output {
     bfloat16 *components;
     int count, distance;
     real *partials;
+    real *db;
+    int *done;  // blocks of each column of blocks that have left their sums; 0 before and after a launch
 
     template <int V>
     __device__ void store(offset place, const Reals<V> &dz) const
@@ -51,11 +53,46 @@ struct Output {
     }
 };
 
+// Adds up the numbers of the threads of each column of the block, in a tree; its first thread gets the sum.
+template <int V>
+__device__ inline void add_rows(Reals<V> &sums)
+{
+    __shared__ __align__(16) real meeting[THREADS * 4];
+    Reals<V> *mine = (Reals<V> *)meeting + threadIdx.y * blockDim.x + threadIdx.x;
+    *mine = sums;
+    __syncthreads();
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+        if (threadIdx.y < half) {
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                mine->of[v] += mine[half * blockDim.x].of[v];
+        }
+        __syncthreads();
+    }
+    sums = *mine;
+    __syncthreads();
+}
+
+// Whether this is the last block of its column of blocks to come here. It sees what the others wrote before.
+__device__ inline bool is_last_block(int *done)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        last = atomicAdd(done, 1) == gridDim.x - 1;
+        if (last)
+            atomicExch(done, 0);
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
 // `gradient` stores V neighbours of dZ for a row and a channel, and returns their sum over what it has stored.
 template <int V, class Gradient>
 __device__ inline void make_output_gradient(const Output &output, const Gradient &gradient)
 {
-    __shared__ real meeting[THREADS * 4];
     const int x = threadIdx.x, y = threadIdx.y, width = blockDim.x, height = blockDim.y;
     const int channel = (blockIdx.y * width + x) * V;
     Reals<V> sums = {};
@@ -66,19 +103,24 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
             for (int v = 0; v < V; v++)
                 sums.of[v] += dz.of[v];
         }
-    Reals<V> *mine = (Reals<V> *)meeting + y * width + x;
-    *mine = sums;
-    __syncthreads();
-    for (int half = height / 2; half > 0; half /= 2) {
-        if (y < half) {
+    add_rows(sums);
+    if (y == 0 && channel < output.channels)
+        *(Reals<V> *)(output.partials + (offset)blockIdx.x * output.channels + channel) = sums;
+    if (!is_last_block(output.done + blockIdx.y))
+        return;
+    sums = {};
+    if (channel < output.channels)
+        for (int row = y; row < (int)gridDim.x; row += height) {
+            const Reals<V> partial = *(const Reals<V> *)(output.partials + (offset)row * output.channels + channel);
 #pragma unroll
             for (int v = 0; v < V; v++)
-                mine->of[v] += mine[half * width].of[v];
+                sums.of[v] += partial.of[v];
         }
-        __syncthreads();
-    }
+    add_rows(sums);
     if (y == 0 && channel < output.channels)
-        *(Reals<V> *)(output.partials + (offset)blockIdx.x * output.channels + channel) = *mine;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            output.db[channel + v] = sums.of[v];  // db may begin anywhere
 }
 
 // Through the activation: dA f'(Z), A = f(Z).
@@ -183,30 +225,31 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
         make_output_gradient<1>(output, gradient);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 through_activation(int rows, int channels, const real *A, const real *dA, real *dZ, bfloat16 *components,
-                   int count, int distance, real *partials)
+                   int count, int distance, real *partials, real *db, int *done)
 {
     wait_for_previous_kernel();
-    const Output output = {rows, channels, dZ, components, count, distance, partials};
+    const Output output = {rows, channels, dZ, components, count, distance, partials, db, done};
     const ThroughActivation gradient = {channels, A, dA};
     make_output_gradient(output, gradient);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 through_pooling(int samples, int height, int width, int channels, int window_rows, int columns, int stride, int top,
                 int left, int out_height, int out_width, const unsigned char *places, const real *B,
-                const real *dB, real *dZ, bfloat16 *components, int count, int distance, real *partials)
+                const real *dB, real *dZ, bfloat16 *components, int count, int distance, real *partials, real *db,
+                int *done)
 {
     wait_for_previous_kernel();
     const Window window = {height, width, channels, window_rows, columns, stride, top, left, out_height, out_width};
     if (stride == window_rows && stride == columns) {
         const int across = (width + stride - 1) / stride, down = (height + stride - 1) / stride;
-        const Output output = {samples * across * down, channels, dZ, components, count, distance, partials};
+        const Output output = {samples * across * down, channels, dZ, components, count, distance, partials, db, done};
         const ThroughWindows gradient = {window, across, down, places, B, dB};
         make_output_gradient(output, gradient);
     } else {
-        const Output output = {samples * height * width, channels, dZ, components, count, distance, partials};
+        const Output output = {samples * height * width, channels, dZ, components, count, distance, partials, db, done};
         const ThroughPooling gradient = {window, places, B, dB};
         make_output_gradient(output, gradient);
     }

@@ -50,3 +50,16 @@ struct Place {
         y = rest / columns;
     }
 };
+
+// Where number k of a window is in the image, from the window's first pixel on, and its place in the window.
+struct Number {
+    int row, column, channel;
+
+    __device__ Number(const Window &w, int k)
+    {
+        channel = k % w.channels;
+        const int place = k / w.channels;
+        row = place / w.columns;
+        column = place - row * w.columns;
+    }
+};

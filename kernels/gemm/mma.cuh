@@ -1,6 +1,7 @@
-// Tensor cores of sm_80 and later, and copies from global to shared memory that no register sees and nobody
-// waits for until it must (cp.async).
+// Tensor cores of sm_80 and later.
 #pragma once
+
+#include "async_copies.cuh"
 
 // ---------------------------------------------------------------------------------------------------------
 // mma.sync.m16n8k8: a warp adds a 16 x 8 by 8 x 8 product of TF32 numbers to 16 x 8 float32 sums.
@@ -53,76 +54,5 @@ __device__ inline void multiply_add(float (&d)[4], const float (&a)[4], const fl
         : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
           "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
-
-#endif
-
-// ---------------------------------------------------------------------------------------------------------
-// Copies of a thread's own, in groups. When a group was waited for, the thread sees what its copies brought;
-// a barrier shows it to the others.
-// ---------------------------------------------------------------------------------------------------------
-
-#ifdef PYRT_EMULATED
-
-// Nothing is there before it is waited for.
-struct AsyncCopies {
-    struct Copy {
-        float *target;
-        const float *source;
-        int count, inside, group;
-    };
-    Copy queued[128];
-    int count = 0, group = 0;
-
-    template <int BYTES>
-    void start(float *target, const float *source, int inside)
-    {
-        queued[count++] = {target, source, BYTES / 4, inside, group};
-    }
-    void end_group() { group++; }
-    template <int PENDING>
-    void wait()
-    {
-        int left = 0;
-        for (int i = 0; i < count; i++)
-            if (queued[i].group < group - PENDING)
-                copy(queued[i]);
-            else
-                queued[left++] = queued[i];
-        count = left;
-    }
-
-    static void copy(const Copy &copy)
-    {
-        for (int i = 0; i < copy.count; i++)
-            copy.target[i] = i < copy.inside ? copy.source[i] : 0;
-    }
-};
-
-#else
-
-struct AsyncCopies {
-    // Copies BYTES, 4 or 16, from an address that is a multiple of as much; beyond `inside` floats it writes
-    // zeros, and reads nothing.
-    template <int BYTES>
-    __device__ void start(float *target, const float *source, int inside)
-    {
-        const unsigned to = __cvta_generic_to_shared(target);
-        if (BYTES == 16)  // past the L1 cache, where nobody would find it again
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source),
-                         "r"(inside * 4) : "memory");
-        else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(source),
-                         "r"(inside * 4) : "memory");
-    }
-
-    __device__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-    // Waits until at most PENDING groups are still on their way.
-    template <int PENDING>
-    __device__ void wait()
-    {
-        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-    }
-};
 
 #endif

@@ -29,7 +29,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "seed",
         "shuffle",
     ),
-    "data": ("data", "channels", "samples", "classes", "val_fraction", "val_split", "pixel_scale"),
+    "data": (
+        *("data", "channels", "samples", "classes", "val_fraction", "val_split", "augment", "pixel_scale"),
+    ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),
@@ -67,6 +69,7 @@ OTHER_NAMES = {
     "dataset": "data",
     "validation-split": "val-fraction",
     "val-size": "val-fraction",
+    "augmentation": "augment",
     "precision": "dtype",
     "load": "init",
     "weights": "init",
@@ -114,7 +117,7 @@ def parse(arguments: Sequence[str]) -> Options:
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
-            _add(group, fields[name])
+            add_option(group, fields[name])
     return Options(**vars(parser.parse_args(arguments)))
 
 
@@ -126,7 +129,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
+def add_option(group: argparse._ActionsContainer, field: dataclasses.Field[Any]) -> None:
+    """Add the option of a field of `Options`; it is not in what is parsed unless it is given."""
     # argparse knows no defaults and adds none to the help: `Options` has them.
     settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
     if isinstance(field.default, bool):

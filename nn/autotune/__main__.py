@@ -1,9 +1,10 @@
 """What a step costs under every sensible plan, and which is best, on a machine that one has or not::
 
     mpirun -n 4 python -m nn.autotune --hidden 4096,4096 --batch 8192
-    python -m nn.autotune --hidden 4096,4096 --batch 65536 --ranks 1024 \
-        --rates nn/autotune/machines/h100-cluster.json
+    python -m nn.autotune --hidden 4096,4096 --batch 65536 --ranks 1024 --rates h100-cluster
+    python -m nn.autotune --net vgg16 --batch 256 --ranks 4 --rates h200
 
+Without --data a known network is for the images that it is known for, --hidden for digits; others need it.
 Without --rates the machine that this job runs on is measured, once; the ranks are those of the job unless
 --ranks says more.
 """
@@ -23,6 +24,7 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,49 +33,58 @@ from pyrt.errors import UserError, shown
 from pyrt.job import Job, run
 
 if TYPE_CHECKING:  # at run time only once MPI has started
+    from nn.app.options import Options
     from nn.autotune.rates import Rates
+    from nn.autotune.search import Search
+    from nn.model.network import Network
+
+PIXELS, CLASSES = 784, 10
+"""Where nothing says more: those of digits."""
+
+WORDS = ("hidden", "net", "activation", "head", "data", "channels", "classes", "batch", "optimiser")
+"""The options of train.py that say what is trained,"""
+
+NUMBERS = ("dtype", "gemm", "conv", "math")
+"""those that rates hold for,"""
+
+MACHINE = ("device", "share_gpus", "exchange", "ranks_per_node")
+"""and those of what is measured."""
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Raises UserError if it makes no sense."""
-    from nn.app.command_line import OTHER_NAMES, file_name, written_file
-    from nn.problem.settings import DTYPES
-    from pyrt import devices
-    from pyrt.exchange.registry import choices
+def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
+    """Parse the command line: train.py's options, and our own, with the names of the former that are given.
+
+    Raises UserError if it makes no sense.
+    """
+    from nn.app.command_line import OTHER_NAMES, add_option, file_name, written_file
+    from nn.app.options import Options
+    from nn.autotune.rates import machines
 
     parser = Parser("python -m nn.autotune", __doc__, other_names=OTHER_NAMES)
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    shared = parser.add_argument_group("as for train.py")
+    for name in (*WORDS, *NUMBERS, *MACHINE):
+        add_option(shared, fields[name])
     add = parser.add_argument
-    add(
-        "--hidden",
-        type=_sizes,
-        default=(512,),
-        metavar="N[,N...]",
-        help="units of the hidden layers (default: 512)",
-    )
-    add("--inputs", type=_count, default=784, metavar="N", help="pixels of an image (default: 784)")
-    add("--classes", type=_count, default=10, metavar="N", help="classes of the labels (default: 10)")
-    add("--batch", type=_count, default=3000, metavar="N", help="samples a step (default: 3000)")
+    add("--inputs", type=_count, metavar="N", help="pixels of an image, without --data (default: 784)")
     add("--ranks", type=_count, metavar="P", help="GPUs (default: the ranks of this job)")
-    add("--rates", type=file_name, metavar="FILE", help="rates of a machine (default: measure this one)")
+    add(
+        "--rates",
+        type=file_name,
+        metavar="FILE",
+        help=f"rates of a machine: a file, or {', '.join(machines())} (default: measure this one)",
+    )
     add("--save-rates", type=written_file, metavar="FILE", help="write the rates, as JSON for --rates")
     add("--save", type=written_file, metavar="FILE", help="write the best plan, as JSON for train.py --plan")
     add("--operations", action="store_true", help="print each operation and move of the best plan too")
-    add("--dtype", choices=DTYPES, help="type of all arithmetic (default: float32, or that of the rates)")
-    add(
-        "--device",
-        choices=devices.CHOICES,
-        default="auto",
-        help="to measure, as for train.py (default: auto)",
-    )
-    share = argparse.BooleanOptionalAction
-    add("--share-gpus", action=share, default=True, help="to measure, as for train.py")
-    add("--exchange", choices=("auto", *choices()), default="auto", help="to measure, as for train.py")
-    add("--ranks-per-node", type=_count, metavar="K", help="to measure, as for train.py")
-    wanted = parser.parse_args(arguments)
-    saved = [os.path.realpath(path) for path in (wanted.save, wanted.save_rates) if path]
+    wanted = vars(parser.parse_args(arguments))
+    own = {
+        name: wanted.pop(name) for name in ("inputs", "ranks", "rates", "save_rates", "save", "operations")
+    }
+    saved = [os.path.realpath(own[name]) for name in ("save", "save_rates") if own[name]]
     if len(set(saved)) < len(saved):
         raise UserError("--save, --save-rates: name a file of its own for each")
-    return wanted
+    return Options(**wanted), argparse.Namespace(**own, given=frozenset(wanted))
 
 
 def _count(text: str) -> int:
@@ -83,85 +94,112 @@ def _count(text: str) -> int:
     return number
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_count(size) for size in text.split(","))
-
-
 _count.__name__ = "whole number"  # argparse names the type in its error
-_sizes.__name__ = "list of whole numbers"
 
 
-def rates_of(wanted: argparse.Namespace, job: Job) -> Rates:
+def network_of(options: Options, own: argparse.Namespace) -> Network:
+    """Make the network; of images as --data has them, else as those that a known network is for.
+
+    Raises UserError where nothing says what images are like, or the network cannot be.
+    """
+    from nn.input import Wanted, described
+    from nn.model.net_text import IMAGES
+
+    inputs: int | None = own.inputs
+    if "data" in own.given:
+        if inputs is not None:
+            raise UserError("--inputs: --data says what images are like: leave one of them out")
+        images = described(options.data, Wanted(options.dtype, options.classes, options.channels))
+    elif options.net in IMAGES and inputs is None:
+        images = IMAGES[options.net]
+    elif options.net is None or inputs is not None:
+        images = (inputs or PIXELS,), CLASSES
+    else:
+        raise UserError(
+            "--net: nothing says what images it takes: give --data synthetic:HxWxC:CLASSES:N, or the data set"
+        )
+    shape, classes = images
+    return options.make_network(shape, options.classes or classes)
+
+
+def rates_of(options: Options, own: argparse.Namespace, job: Job) -> Rates:
     """Return the rates of the file, or of this job's machine. Collective. Raises UserError on all ranks."""
     from nn.autotune import rates
 
-    if wanted.rates is None:
-        return _measured(wanted, job)
+    if own.rates is None:
+        return _measured(options, job)
     found = None
     with job.agree():
         if job.rank == 0:
-            found = rates.load(wanted.rates)
-            if wanted.dtype not in (None, found.dtype):
-                raise UserError(
-                    f"--dtype {wanted.dtype}: the rates of {shown(wanted.rates)} are for {found.dtype}"
-                )
+            found = rates.load(own.rates)
+            for name in NUMBERS:
+                value, theirs = getattr(options, name), getattr(found, name)
+                if name in own.given and value not in ("auto", theirs):
+                    raise UserError(f"--{name} {value}: the rates of {shown(own.rates)} are for {theirs}")
     agreed: Rates = job.comm.bcast(found)
     return agreed
 
 
-def _measured(wanted: argparse.Namespace, job: Job) -> Rates:
+def _measured(options: Options, job: Job) -> Rates:
     from nn.autotune.listed_step import Task
     from nn.autotune.probe import ProbeContext, measured
     from nn.model.network import Network
     from pyrt.devices import open_device
     from pyrt.exchange.choose import choose
 
-    device = open_device(wanted.device, job, wanted.share_gpus)
+    device = open_device(options.device, job, options.share_gpus)
     for warning in device.warnings:
         print(f"warning: {warning}")
     with contextlib.closing(device.driver) as driver:
-        way = choose(wanted.exchange, driver, job, wanted.ranks_per_node)
-        task = Task(Network.dense((1, 1), "sigmoid", "softmax"), 1, wanted.dtype or "float32")
+        way = choose(options.exchange, driver, job, options.ranks_per_node)
+        numbers = {name: getattr(options, name) for name in NUMBERS}
+        task = Task(Network.dense((1, 1), "sigmoid", "softmax"), 1, **numbers)
         return measured(ProbeContext(job, driver, way, task))
+
+
+def search_of(options: Options, network: Network, ranks: int, rates: Rates) -> Search:
+    """Make the search for the plan of a network; UserError where rates do not reach so many ranks."""
+    from nn.autotune.listed_step import Task
+    from nn.autotune.search import Search
+
+    numbers = {name: getattr(rates, name) for name in NUMBERS}
+    task = Task(network, options.batch, optimiser=options.make_optimiser(), **numbers)
+    return Search(task, ranks, rates)
 
 
 def main(job: Job) -> int:
     from nn.app.console import Console
-    from nn.app.options import Options
-    from nn.autotune.listed_step import Task
-    from nn.autotune.search import Search
+    from nn.app.network_of_file import with_network_of_file
     from nn.autotune.table import operations_table, table
     from nn.files.write import STDOUT, require_writable
-    from nn.model.network import Network
     from nn.parallel import plan_files
 
     with contextlib.ExitStack() as stack:
         if job.rank > 0:  # only rank 0 prints
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with job.agree():
-            wanted = parse(sys.argv[1:])
-            if STDOUT in (wanted.save, wanted.save_rates) and job.rank == 0:
+            options, own = parse(sys.argv[1:])
+            if STDOUT in (own.save, own.save_rates) and job.rank == 0:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            ranks = wanted.ranks or job.size
-            network = Network.dense((wanted.inputs, *wanted.hidden, wanted.classes), "sigmoid", "softmax")
-            for option, path in (("--save", wanted.save), ("--save-rates", wanted.save_rates)):
+            for option, path in (("--save", own.save), ("--save-rates", own.save_rates)):
                 if path is not None and job.rank == 0:
                     require_writable(option, path)
+        options = with_network_of_file(options, job)
+        with job.agree():
+            network = network_of(options, own) if job.rank == 0 else None  # data may be there alone
         console = Console(speaking=job.rank == 0)
         with console.saying_log():
-            rates = rates_of(wanted, job)
+            rates = rates_of(options, own, job)
         with job.agree():
-            if job.rank == 0:
-                optimiser = Options().make_optimiser()  # as train.py has it
-                task = Task(network, wanted.batch, rates.dtype, optimiser, rates.gemm, rates.math)
-                search = Search(task, ranks, rates)
+            if network is not None:
+                search = search_of(options, network, own.ranks or job.size, rates)
                 best = search.best()
-                if wanted.save is not None:
-                    plan_files.save(wanted.save, best)
-                if wanted.save_rates is not None:
-                    rates.save("--save-rates", wanted.save_rates)
+                if own.save is not None:
+                    plan_files.save(own.save, best)
+                if own.save_rates is not None:
+                    rates.save("--save-rates", own.save_rates)
                 print(table(search, best, console.width))
-                if wanted.operations:
+                if own.operations:
                     print(operations_table(search, best, console.width))
     return 0
 

@@ -15,6 +15,7 @@ from nn.autotune.rates import EXCHANGE, GATHER, REDUCE, SUM, TRANSPOSE, Rates
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.wgmma import products
+from nn.launch.work import Work
 from nn.parallel.buckets import Panel
 from nn.parallel.plan import Plan
 from nn.program.operations import BucketReady, FinishRedistribution, Operation, StartRedistribution
@@ -22,14 +23,19 @@ from pyrt.exchange import Bucket
 from pyrt.exchange.facts import NO_TRAFFIC, Traffic
 from pyrt.exchange.registry import exchanges
 from pyrt.redistribute import Redistribution
-from pyrt.redistribute.regions import region
 
 CLASSIFIER = "fused classifier"
 """The kernel of a narrow output layer, several products in one."""
 
 
+def is_pass(work: Work) -> bool:
+    """Return whether work is bound by the bytes that it moves: neither one product nor a convolution."""
+    return len(work.products) != 1 and work.convolution is None
+
+
 def kind(operation: Operation) -> str:
-    """Name the kind by which an operation that is no product is timed: what it does, or its own name."""
+    """Name the kind by which other operations than products and convolutions are timed: what one does, or
+    its own name."""
     if len(operation.work.products) > 1:
         return CLASSIFIER
     return operation.work.kind or operation.name
@@ -46,8 +52,11 @@ def _stage(move: Redistribution, ranks: int, rank: int) -> Traffic:
         return NO_TRAFFIC
     if move.target == "whole":
         return Traffic(has.size * (ranks - 1), ranks - 1)
-    kept = region(move.target, move.shape, ranks, rank)
-    parts = min(ranks, move.shape[0 if move.target == "rows" else 1])  # some may be empty
+    if not (isinstance(move.source, str) and isinstance(move.target, str)):
+        return Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
+    kept = move.target_of(ranks, rank)
+    parts = move.shape[0] // move.together if move.target == "rows" else move.shape[1]
+    parts = min(ranks, parts)  # some may be empty
     return Traffic(has.size - has.intersection(kept).size, parts - (kept.size > 0))
 
 
@@ -85,6 +94,8 @@ class Cost:
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
     products: float = 0.0
     """Seconds of matrix products,"""
+    convolutions: float = 0.0
+    """of convolutions,"""
     passes: float = 0.0
     """of all other operations,"""
     moves: float = 0.0
@@ -94,14 +105,20 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        return self.products + self.passes + self.moves + self.exchange
+        return sum(self._parts.values())
 
     @property
     def bound(self) -> str:
         """What takes most of the time, and which part."""
-        parts = {name: getattr(self, name) for name in ("products", "passes", "moves", "exchange")}
+        parts = self._parts
         most = max(parts, key=lambda name: parts[name])
         return f"{most} {parts[most] / self.seconds:.0%}"
+
+    @property
+    def _parts(self) -> dict[str, float]:
+        return {
+            name: getattr(self, name) for name in ("products", "convolutions", "passes", "moves", "exchange")
+        }
 
 
 @dataclass(frozen=True)
@@ -163,10 +180,14 @@ class Costing:
         return list(found.values())
 
     def _operation(self, operation: Operation) -> float:
-        cost, made = self._cost, operation.work.products
+        cost, made, convolution = self._cost, operation.work.products, operation.work.convolution
         cost.flops += operation.flops
         cost.traffic += operation.bytes
-        if len(made) == 1:
+        if convolution is not None:
+            sizes = convolution.sizes
+            seconds = self._rates.convolution_seconds(convolution.kind, sizes, operation.bytes)
+            cost.convolutions += seconds
+        elif len(made) == 1:
             seconds = self._product(operation, made[0])
             cost.products += seconds
         else:

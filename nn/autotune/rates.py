@@ -17,6 +17,8 @@ import numpy as np
 
 from nn.files.read import read_small
 from nn.files.write import write_whole
+from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
+from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS, fastest_gemm
 from nn.launch.gemm.wgmma import COMPONENTS
@@ -32,10 +34,14 @@ gradients, its sums and its update in it."""
 LAYOUTS = ("nn", "nt", "tn")
 """Of a product: which of its operands are transposed."""
 
+CONVOLUTIONS = tuple(work.kind for work in (Convolution, InputGradient, FilterGradient))
+"""Those of a layer."""
+
 _WORDS = {
     "exchange": ("local", *choices()),
     "dtype": DTYPES,
     "gemm": ("auto", *GEMM_VERSIONS),
+    "conv": ("auto", *CONV_VERSIONS),
     "math": tuple(COMPONENTS),
 }
 """What some fields may be."""
@@ -44,6 +50,9 @@ _ARCHITECTURE = re.compile("|emulated|sm_[0-9]{2,3}[a-z]?")
 
 _LEAST, _MOST = 1e-15, 1e15
 """What is above 0 is no less, and nothing is more: what follows from a file are finite times above 0."""
+
+MACHINES = Path(__file__).parent / "machines"
+"""Rates that come with the project."""
 
 _LARGEST = 1 << 20
 """Bytes of a file that may hold rates."""
@@ -73,20 +82,41 @@ class Products:
     us: Mapping[str, Any]
 
     def seconds(self, M: int, N: int, K: int, layout: str) -> float:
-        corner, beyond = np.log(np.array(self.us[layout], float)), 1.0
-        for size in (M, N, K):
-            place, ratio = self._place(size)
-            low = min(int(place), len(self.sizes) - 1)
-            high = min(low + 1, len(self.sizes) - 1)
-            corner = corner[low] + (place - low) * (corner[high] - corner[low])
-            beyond *= ratio
-        return 1e-6 * float(np.exp(corner)) * beyond
+        return _between((self.sizes,) * 3, (M, N, K), self.us[layout])
 
-    def _place(self, size: int) -> tuple[float, float]:
-        """Find a size among those of the grid, and its ratio to the largest."""
-        inside = min(max(size, self.sizes[0]), self.sizes[-1])
-        place = np.interp(math.log(inside), np.log(self.sizes), range(len(self.sizes)))
-        return float(place), max(1.0, size / self.sizes[-1])
+
+@dataclass(frozen=True)
+class Convolutions:
+    """Microseconds ``us[kind][windows][filters][pixels]``, by `CONVOLUTIONS`, of all three sizes ascending.
+
+    Windows are those of all samples; pixels are the numbers of a window, its channels among them. Other sizes
+    are predicted as those of `Products`.
+    """
+
+    windows: Sequence[int]
+    filters: Sequence[int]
+    pixels: Sequence[int]
+    us: Mapping[str, Any]
+
+    @property
+    def axes(self) -> tuple[Sequence[int], ...]:
+        return self.windows, self.filters, self.pixels
+
+    def seconds(self, kind: str, sizes: tuple[int, int, int]) -> float:
+        return _between(self.axes, sizes, self.us[kind])
+
+
+def _between(axes: Sequence[Sequence[int]], sizes: Sequence[int], us: Any) -> float:
+    """Return the seconds of work of these sizes, from its times on a grid."""
+    corner, beyond = np.log(np.array(us, float)), 1.0
+    for axis, size in zip(axes, sizes, strict=True):
+        inside = min(max(size, axis[0]), axis[-1])
+        place = float(np.interp(math.log(inside), np.log(axis), range(len(axis))))
+        low = min(int(place), len(axis) - 1)
+        high = min(low + 1, len(axis) - 1)
+        corner = corner[low] + (place - low) * (corner[high] - corner[low])
+        beyond *= max(1.0, size / axis[-1])
+    return 1e-6 * float(np.exp(corner)) * beyond
 
 
 @dataclass(frozen=True)
@@ -103,6 +133,8 @@ class Rates:
     passes_gb_s: Mapping[str, float] = field(default_factory=dict)
     """The same of operations that reach less or more, by `nn.autotune.cost.kind`."""
     products: Products | None = None
+    convolutions: Convolutions | None = None
+    """Where none are measured: they take as long as the products that they are."""
     tflop_s: float = 0.0
     """Where no products are measured: what they reach, of flops as they count in the network."""
     exchange: str = "host"
@@ -116,6 +148,7 @@ class Rates:
     """That a rank has for its arrays; 0: not known."""
     dtype: str = "float32"
     gemm: str = "auto"
+    conv: str = "auto"
     math: str = "float32"
 
     @property
@@ -130,6 +163,19 @@ class Rates:
         return 1e-6 * self.operation_us + max(
             2e-12 * M * N * K / self.tflop_s, nbytes / self.memory_gb_s * 1e-9
         )
+
+    def convolution_seconds(self, kind: str, sizes: tuple[int, int, int], nbytes: int) -> float:
+        """Predict the seconds of a convolution of so many windows, filters, and pixels of a window."""
+        if self.convolutions is not None:
+            return self.convolutions.seconds(kind, sizes)
+        windows, filters, pixels = sizes
+        # P has a row a window: Z = P W', dP = dZ W, dW = dZ' P.
+        M, N, K, layout = {
+            Convolution.kind: (windows, filters, pixels, "nt"),
+            InputGradient.kind: (windows, pixels, filters, "nn"),
+            FilterGradient.kind: (filters, pixels, windows, "tn"),
+        }[kind]
+        return self.product_seconds(M, N, K, layout, nbytes)
 
     def pass_seconds(self, kind: str, nbytes: int) -> float:
         """Predict the seconds of an operation that is bound by so many bytes."""
@@ -151,15 +197,23 @@ class Rates:
 
 
 def load(path: Path) -> Rates:
-    """Read the rates in a file. Raises UserError if it holds none."""
+    """Read the rates in a file, or of a name of `machines`. Raises UserError if there are none."""
+    file = MACHINES / f"{path}.json" if str(path) in machines() else path
     try:
-        return parsed(json.loads(read_small(path, _LARGEST)))
+        return parsed(json.loads(read_small(file, _LARGEST)))
     except OSError as error:
-        raise UserError(f"--rates {shown(path)}: {error.strerror}: give a file of rates") from None
+        raise UserError(
+            f"--rates {shown(path)}: {error.strerror}: give a file of rates, or {', '.join(machines())}"
+        ) from None
     except (*MALFORMED, RecursionError) as error:
         raise UserError(
             f"--rates {shown(path)}: holds no rates ({error!r:.80}): see docs/explain/plans.md"
         ) from None
+
+
+def machines() -> list[str]:
+    """Name the machines whose rates come with the project."""
+    return sorted(file.stem for file in MACHINES.glob("*.json"))
 
 
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
@@ -171,6 +225,8 @@ def parsed(content: dict[str, Any]) -> Rates:
     values = {**content, "device": DeviceProperties(**content["device"])}
     if content.get("products") is not None:
         values["products"] = _products(Products(**content["products"]))
+    if content.get("convolutions") is not None:
+        values["convolutions"] = _convolutions(Convolutions(**content["convolutions"]))
     for name in ("node", "network"):
         links = {kind: Link(**link) for kind, link in content.get(name, {}).items()}
         if links and set(links) != set(KINDS):
@@ -202,14 +258,25 @@ def _require_device(device: DeviceProperties) -> None:
 
 
 def _products(products: Products) -> Products:
-    sizes = list(products.sizes)
-    _require(all(map(_is_count, sizes)), "sizes of products")
-    _require(sizes == sorted(set(sizes)) and sizes[0] > 0, "sizes of products")
-    for layout in LAYOUTS:
-        times = np.array(products.us[layout], float)
-        fits = times.shape == (len(sizes),) * 3 and all(_is_number(time, _LEAST) for time in times.flat)
-        _require(fits, f"products {layout}")
+    _require_grid("products", (products.sizes,) * 3, {name: products.us[name] for name in LAYOUTS})
     return products
+
+
+def _convolutions(convolutions: Convolutions) -> Convolutions:
+    times = {name: convolutions.us[name] for name in CONVOLUTIONS}
+    _require_grid("convolutions", convolutions.axes, times)
+    return convolutions
+
+
+def _require_grid(what: str, axes: Sequence[Sequence[int]], us: Mapping[str, Any]) -> None:
+    for axis in axes:
+        sizes = list(axis)
+        _require(all(map(_is_count, sizes)), f"sizes of {what}")
+        _require(sizes == sorted(set(sizes)) and sizes[0] > 0, f"sizes of {what}")
+    for name, given in us.items():
+        times = np.array(given, float)
+        fits = times.shape == tuple(map(len, axes)) and all(_is_number(time, _LEAST) for time in times.flat)
+        _require(fits, f"{what} {name}")
 
 
 def _is_number(value: object, least: float = 0.0) -> bool:

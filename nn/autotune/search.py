@@ -1,8 +1,9 @@
 """The plan that should be fastest, of all grids of the ranks and all splits of the layers.
 
-Three ways to split a layer are 3^L plans a grid, too many to list for a deep network. But what a layer costs
-depends on its own split and on those of its neighbours alone, and the head on those of the first and the last
-layer: costs are sums over pairs of layers. So a few plans tell them all. With r the cost of samples
+Each layer says how it may be split (`Layer.splits`). Three ways are 3^L plans a grid, too many to list for a
+deep network. But what a layer costs depends on its own split and on those of its neighbours alone, and the
+head on those of the first and the last layer: costs are sums over pairs of layers. So a few plans tell them
+all. With r the cost of samples
 everywhere, r(l: a) the same with layer l split by a, the pair of the layers l and m adds
 
     r(l: a, m: b) - r(l: a) - r(m: b) + r
@@ -14,14 +15,14 @@ pass, sums are but near, and of the best of them each is looked at by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from nn.autotune.cost import Cost, Costing, fork_and_join, once_an_exchange
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.rates import Rates
-from nn.parallel.plan import SAMPLES, SPLITS, Plan
+from nn.parallel.plan import SAMPLES, Plan
 from pyrt.errors import UserError
 
 _KEPT, _LOOKED_AT = 16, 4
@@ -65,8 +66,9 @@ class Search:
         return Plan.data(self.ranks, self.task.network.depth)
 
     def fork_and_join(self) -> Cost | None:
-        """Predict the course's fork and join; None for a rank alone, or if one rank cannot hold the batch."""
-        if self.ranks == 1:
+        """Predict the course's fork and join; None for a rank alone, if one rank cannot hold the batch, or
+        for a network that is not of products alone."""
+        if self.ranks == 1 or not self.task.network.is_dense:
             return None
         alone = Plan.data(1, self.task.network.depth)
         try:
@@ -113,11 +115,14 @@ class Search:
 
     def sums(self, shards: int) -> list[tuple[Parts, Plan]]:
         """List the best plans of one grid, fastest first, with their costs as sums over pairs of layers."""
-        groups, layers = self.ranks // shards, self.task.network.depth
-        chain = _Chain(lambda splits: self._parts(Plan(groups, shards, splits)), layers)
-        any_plan = Plan.model(groups, shards, layers)
-        found = sorted(chain.best(self._once(any_plan, True), self._once(any_plan, False)))
-        return [(parts, Plan(groups, shards, splits)) for parts, splits in found]
+        groups, network = self.ranks // shards, self.task.network
+        any_plan = Plan.model(groups, shards, network.depth)
+        chain = _Chain(
+            lambda splits: self._parts(Plan(groups, shards, splits)),
+            [network.layer(number).splits for number in network.numbers],
+            {over_all: self._once(any_plan, over_all) for over_all in (True, False)},
+        )
+        return [(parts, Plan(groups, shards, splits)) for parts, splits in sorted(chain.best())]
 
     def _parts(self, plan: Plan) -> Parts | None:
         """Return the costs that add up over layers, without the fixed cost of an exchange."""
@@ -135,37 +140,40 @@ class Search:
 class _Chain:
     """The splits of all layers of one grid."""
 
-    def __init__(self, parts_of: Callable[[Splits], Parts | None], layers: int) -> None:
-        """``parts_of`` some plan; None for one that cannot be."""
-        self._parts_of, self._layers = cache(parts_of), layers
+    def __init__(
+        self, parts_of: Callable[[Splits], Parts | None], ways: Sequence[Splits], once: Mapping[bool, float]
+    ) -> None:
+        """``parts_of`` some plan; None for one that cannot be. ``ways``: how each layer may be split.
+        ``once``: the fixed costs of the exchange over all ranks, and of that of shards."""
+        self._parts_of, self._ways, self._once = cache(parts_of), ways, once
         self._samples = self._parts_with()
 
-    def best(self, all_once: float, shard_once: float) -> list[tuple[Parts, Splits]]:
-        """List the fastest chains and their costs, given the fixed costs of the exchanges over all ranks and
-        of shards."""
+    def best(self) -> list[tuple[Parts, Splits]]:
+        """List the fastest chains and their costs."""
         found: list[tuple[Parts, Splits]] = []
         if self._samples is None:
             return found
-        for first in SPLITS:
+        for first in self._ways[0]:
             if (alone := self._alone(0, first)) is None:
                 continue
             chains: list[tuple[Parts, Splits]] = [(self._samples.plus(alone), (first,))]
-            for layer in range(1, self._layers):
+            for layer in range(1, len(self._ways)):
                 chains = list(self._longer(chains, layer))
             found += chains
-        return [
-            (parts.plus(Parts(_once(splits, all_once, shard_once), 0)), splits) for parts, splits in found
-        ]
+        return [(parts.plus(Parts(self._exchanged(splits), 0)), splits) for parts, splits in found]
+
+    def _exchanged(self, splits: Splits) -> float:
+        return sum(self._once[over_all] for over_all in _exchanges(splits))
 
     def _longer(self, chains: Sequence[tuple[Parts, Splits]], layer: int) -> Iterator[tuple[Parts, Splits]]:
         """Extend each chain by a layer; keep the best of those that end alike and exchange alike."""
         kept: dict[object, list[tuple[Parts, Splits]]] = {}
         for parts, splits in chains:
-            for split in SPLITS:
+            for split in self._ways[layer]:
                 added = self._added(splits, split, layer)
                 if added is not None:
                     longer = (*splits, split)
-                    alike = split, SAMPLES in longer, set(longer) != {SAMPLES}
+                    alike = split, _exchanges(longer)
                     kept.setdefault(alike, []).append((parts.plus(added), longer))
         for alike_ones in kept.values():
             alike_ones.sort()
@@ -174,7 +182,7 @@ class _Chain:
 
     def _added(self, splits: Splits, split: str, layer: int) -> Parts | None:
         """Extend a chain by one layer of this split."""
-        pairs = {layer - 1, 0} if layer == self._layers - 1 else {layer - 1}
+        pairs = {layer - 1, 0} if layer == len(self._ways) - 1 else {layer - 1}
         added = [self._alone(layer, split), *(self._pair(at, splits[at], layer, split) for at in pairs)]
         total = NOTHING
         for parts in added:
@@ -202,11 +210,13 @@ class _Chain:
 
     def _parts_with(self, *changes: tuple[int, str]) -> Parts | None:
         """Cost of a plan that splits samples in all layers but those changed."""
-        splits = [SAMPLES] * self._layers
+        splits = [SAMPLES] * len(self._ways)
         for layer, split in changes:
             splits[layer] = split
         return self._parts_of(tuple(splits))
 
 
-def _once(splits: Splits, all_once: float, shard_once: float) -> float:
-    return all_once * (SAMPLES in splits) + shard_once * (set(splits) != {SAMPLES})
+def _exchanges(splits: Splits) -> frozenset[bool]:
+    """Return which exchanges these layers take part in: that over all ranks, that of shards."""
+    plan = Plan(1, 1, splits)
+    return frozenset(plan.over_all(layer) for layer in range(1, len(splits) + 1))

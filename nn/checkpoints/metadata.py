@@ -18,12 +18,12 @@ from pyrt.errors import UserError, shown
 
 _SAME = (
     *("hidden", "activation", "net", "head", "batch", "optimiser", "dtype"),
-    *("samples", "classes", "val_fraction", "val_split", "shuffle", "seed", "pixel_scale"),
+    *("samples", "classes", "val_fraction", "val_split", "shuffle", "seed", "augment", "pixel_scale"),
 )
 """Options that decide, like the optimiser's rates, which network is trained, on which batches. A checkpoint
 that lacks one is older than the option, and was made with its default then."""
 
-_OLDER_DEFAULTS = {"classes": None, "net": None, "val_split": "tail", "optimiser": "sgd"}
+_OLDER_DEFAULTS = {"augment": None, "classes": None, "net": None, "val_split": "tail", "optimiser": "sgd"}
 """The defaults of options that checkpoints may lack."""
 
 _OLDER = (

@@ -53,6 +53,21 @@ def load(source: str, wanted: Wanted = DEFAULT) -> Dataset:
     return read(Path(source), wanted)
 
 
+def described(source: str, wanted: Wanted = DEFAULT) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an image, and the number of classes; without downloads, or making up images.
+
+    Raises ``UserError`` as `load` does.
+    """
+    if source in SETS:
+        shape, classes = SETS[source].image_shape, SETS[source].classes
+    elif source.startswith(synthetic.PREFIX):
+        shape, classes, _ = synthetic.described(source)
+    else:
+        dataset = load(source, wanted)
+        shape, classes = dataset.image_shape, dataset.classes
+    return shape, wanted.classes or classes
+
+
 def _reader(source: str) -> Reader:
     if source in SETS:
         return lambda _, wanted: named_sets.load(SETS[source], wanted)

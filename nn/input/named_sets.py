@@ -33,6 +33,7 @@ class NamedSet:
 
     mirrors: URLs to which the name of a file is added. load: reads the folder of the files.
     installed: the folder where a Debian package, ``package``, puts the same data.
+    image_shape, classes: those of what it holds.
     """
 
     name: str
@@ -42,6 +43,8 @@ class NamedSet:
     load: Callable[[Path, Wanted], Dataset] = idx.load
     installed: Path | None = None
     package: str = ""
+    image_shape: tuple[int, ...] = (28, 28)
+    classes: int = 10
 
 
 def _idx_files(*files: File) -> dict[str, File]:
@@ -62,7 +65,8 @@ def _cifar(classes: int, file: File) -> NamedSet:
     def load(folder: Path, wanted: Wanted) -> Dataset:
         return cifar.load_archive(folder / archive, wanted)
 
-    return NamedSet(name, f"CIFAR-{classes}", mirrors, {archive: file}, load)
+    title, images = f"CIFAR-{classes}", (32, 32, 3)
+    return NamedSet(name, title, mirrors, {archive: file}, load, image_shape=images, classes=classes)
 
 
 # Sizes and checksums: TensorFlow Datasets, url_checksums.

@@ -61,7 +61,7 @@ class Resident:
     def source(self, first: int) -> Gathered:
         """Return the training set and its order; this rank's part begins ``first`` rows into a batch."""
         order = self._orders.rows(first, self._orders.size)
-        return Gathered(self._images, self._labels, order, self.cursor, self._batch_labels)
+        return Gathered(self._images, self._labels, order, self.cursor, self._batch_labels, order)
 
     def start(self, step: int) -> None:
         """Send the order of the first step's epoch on its way."""

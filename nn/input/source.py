@@ -47,6 +47,8 @@ class Gathered:
     cursor: BatchCursor
     labels: DeviceArray
     """Room for the labels of the part."""
+    numbers: DeviceArray | None = None
+    """The part's sample i is row numbers[cursor + i] of the training set, where that is known; int32."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Streamed:
         as_they_lie = DeviceArray.from_host(driver, np.arange(queue.labels.size, dtype=np.int32))
         self.cursor = BatchCursor.first(driver, rows, queue.labels.size)
         labels = DeviceArray.empty(driver, (rows,), np.int32)
-        self._source = Gathered(queue.images, queue.labels, as_they_lie, self.cursor, labels)
+        self._source = Gathered(queue.images, queue.labels, as_they_lie, self.cursor, labels, queue.numbers)
         self._mine = _parts(schedule, shard, rows)
         self._orders = Orders(self._draw, schedule.epochs, drawing)
         self._left = np.empty(0, int)

@@ -27,16 +27,8 @@ def load(source: str, wanted: Wanted = DEFAULT) -> Dataset:
 
     Raises ``UserError`` where the source is not of this form, or the images do not fit into memory.
     """
-    match = FORM.fullmatch(source)
-    if not match:
-        raise UserError(
-            f"--data {shown(source)}: must be synthetic:HxWxC:CLASSES:N, as synthetic:32x32x3:10:5000"
-        )
-    *shape, classes, n = map(int, match.groups())
-    if classes > MOST_CLASSES:
-        raise UserError(f"--data {shown(source)}: at most {MOST_CLASSES} classes")
-    squares = np.random.default_rng(SEED).integers(0, 128, (classes, SQUARES, SQUARES, shape[2]), np.uint8)
-    size = shape[0], shape[1], shape[2]
+    size, classes, n = described(source)
+    squares = np.random.default_rng(SEED).integers(0, 128, (classes, SQUARES, SQUARES, size[2]), np.uint8)
 
     def half(number: int, count: int) -> tuple[Part, Part]:
         images = made(source, count, squares, size, number)
@@ -45,6 +37,19 @@ def load(source: str, wanted: Wanted = DEFAULT) -> Dataset:
     tested = min(n // 10, MOST_TEST)
     training, test = half(0, n), half(1, tested) if tested else NO_TEST
     return validate(source, *training, *test, wanted._replace(classes=wanted.classes or classes))
+
+
+def described(source: str) -> tuple[tuple[int, int, int], int, int]:
+    """Return the shape of the images, the classes, and N. Raises ``UserError`` for another form."""
+    match = FORM.fullmatch(source)
+    if not match:
+        raise UserError(
+            f"--data {shown(source)}: must be synthetic:HxWxC:CLASSES:N, as synthetic:32x32x3:10:5000"
+        )
+    height, width, channels, classes, n = map(int, match.groups())
+    if classes > MOST_CLASSES:
+        raise UserError(f"--data {shown(source)}: at most {MOST_CLASSES} classes")
+    return (height, width, channels), classes, n
 
 
 def made(source: str, count: int, squares: np.ndarray, shape: tuple[int, int, int], half: int) -> np.ndarray:

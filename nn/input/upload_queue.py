@@ -33,10 +33,18 @@ _SLOTS = 2
 class Slot:
     """Room for one chunk on the device, and who is done with it."""
 
-    images: DeviceArray
-    labels: DeviceArray
+    arrays: Sequence[DeviceArray]
+    """Images, labels, and perhaps numbers."""
     uploaded: EventHandle
     consumed: EventHandle
+
+    @property
+    def images(self) -> DeviceArray:
+        return self.arrays[0]
+
+    @property
+    def labels(self) -> DeviceArray:
+        return self.arrays[1]
 
     @property
     def source(self) -> Ready:
@@ -47,9 +55,10 @@ class Slot:
 class StagingBuffer:
     """Room for one chunk on the host, and how much of it is used until it is ``sent``."""
 
-    def __init__(self, driver: Driver, rows: int, columns: int, dtype: np.dtype) -> None:
-        self.images = pinned(driver, (rows, columns), dtype, write_only=True)
-        self.labels = pinned(driver, (rows,), np.int32, write_only=True)
+    def __init__(self, driver: Driver, rows: int, samples: Sequence[np.ndarray]) -> None:
+        self.arrays = [
+            pinned(driver, (rows, *array.shape[1:]), array.dtype, write_only=True) for array in samples
+        ]
         self.sent = driver.create_event(timing=False)
         self.rows = 0
 
@@ -66,38 +75,49 @@ class UploadQueue:
         driver: Driver,
         streams: Streams,
         copying: Phase,
-        images: np.ndarray,
-        labels: np.ndarray,
+        samples: Sequence[np.ndarray],
         rows: int,
         helpers: Sequence[Helper] = (),
     ) -> None:
-        """``images`` (n, D) and ``labels`` (n,) int32 on the host; chunks have at most ``rows`` of them.
+        """``samples`` are images (n, D), labels (n,) int32 and perhaps numbers (n,) int32, on the host.
 
-        ``copying`` is the phase that copies, and waiting for their rows, are charged to.
+        Chunks have at most ``rows`` of them. ``copying`` is the phase that copies, and waiting for their
+        rows, are charged to.
         """
         self._driver = driver
         self._streams = streams
-        self._images = images
-        self._labels = labels
+        self._samples = samples
         self._copying = copying
         self.rows = rows
         self.helpers = list(helpers) or [Deferred()]
-        self.images = DeviceArray.empty(driver, (_SLOTS * rows, images.shape[1]), images.dtype)
-        self.labels = DeviceArray.empty(driver, (_SLOTS * rows,), np.int32)
+        self._arrays = [
+            DeviceArray.empty(driver, (_SLOTS * rows, *array.shape[1:]), array.dtype) for array in samples
+        ]
         self.slots = [self._slot(start) for start in range(0, _SLOTS * rows, rows)]
         # One for each helper, and two whose copies may still be under way.
-        self._staging = [
-            StagingBuffer(driver, rows, images.shape[1], images.dtype) for _ in range(len(self.helpers) + 2)
-        ]
+        self._staging = [StagingBuffer(driver, rows, samples) for _ in range(len(self.helpers) + 2)]
         for room in self._staging:
             driver.record(room.sent, streams.upload)
+
+    @property
+    def images(self) -> DeviceArray:
+        return self._arrays[0]
+
+    @property
+    def labels(self) -> DeviceArray:
+        return self._arrays[1]
+
+    @property
+    def numbers(self) -> DeviceArray | None:
+        """The numbers of the samples on the device, if they have any."""
+        return self._arrays[2] if len(self._arrays) > 2 else None
 
     def _slot(self, start: int) -> Slot:
         driver, stop = self._driver, start + self.rows
         uploaded, consumed = (driver.create_event(timing=False) for _ in range(2))
         driver.record(uploaded, self._streams.upload)
         driver.record(consumed, self._streams.compute)
-        return Slot(self.images.rows(start, stop), self.labels.rows(start, stop), uploaded, consumed)
+        return Slot([array.rows(start, stop) for array in self._arrays], uploaded, consumed)
 
     def slot(self, chunk: int) -> Slot:
         """Return the slot that chunk number ``chunk`` goes through."""
@@ -118,8 +138,8 @@ class UploadQueue:
         with self._copying:
             self.helpers[chunk % len(self.helpers)].wait()
             driver.wait(upload, slot.consumed)
-            driver.copy_to_device(slot.images.pointer, room.images[: room.rows], upload)
-            driver.copy_to_device(slot.labels.pointer, room.labels[: room.rows], upload)
+            for array, host in zip(slot.arrays, room.arrays, strict=True):
+                driver.copy_to_device(array.pointer, host[: room.rows], upload)
             driver.record(slot.uploaded, upload)
             driver.record(room.sent, upload)
 
@@ -137,7 +157,7 @@ class UploadQueue:
             helper.close()
 
     def _take(self, room: StagingBuffer, rows: np.ndarray) -> None:
-        """Gather the rows in one long call and a short one, both without the interpreter lock."""
-        # mode: with the default, take() would go through a buffer of its own
-        np.take(self._images, rows, axis=0, out=room.images[: room.rows], mode="clip")
-        np.take(self._labels, rows, out=room.labels[: room.rows], mode="clip")
+        """Gather the rows in one long call and short ones, all without the interpreter lock."""
+        for array, host in zip(self._samples, room.arrays, strict=True):
+            # mode: with the default, take() would go through a buffer of its own
+            np.take(array, rows, axis=0, out=host[: room.rows], mode="clip")

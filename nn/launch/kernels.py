@@ -13,10 +13,11 @@ from nn.launch.conv.implicit import fits_implicit
 from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
+from nn.launch.conv.winograd import fits_winograd, gains_by_winograd
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
-from nn.launch.gemm.versions import GEMM_VERSIONS, fastest_gemm, version_for
+from nn.launch.gemm.versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, fastest_gemm, version_for
 from nn.launch.work import Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
@@ -34,7 +35,8 @@ class Kernels:
     library: where the kernels come from
     dtype: float32 or float64, of all numbers
     gemm: ``auto`` (see `fastest_gemm`) or one of `GEMM_VERSIONS`
-    math: the accuracy of ``wgmma``, one of `COMPONENTS`, or of ``mma``, of `MMA_COMPONENTS`
+    math: the accuracy of ``wgmma``, one of `COMPONENTS`, or of ``mma``, of `MMA_COMPONENTS`; what
+        runs on ``mma`` beside ``wgmma`` in bf16 is TF32
     conv: ``auto`` (see `fastest_convolution`) or one of `CONV_VERSIONS`
     """
 
@@ -53,13 +55,15 @@ class Kernels:
             raise ValueError(f"conv is auto, {', '.join(CONV_VERSIONS)}, not {conv!r}")
         self.library = library
         best = fastest_convolution(dtype, library.driver.architecture)
-        self.conv_version = best if conv == "auto" else conv
+        self.conv_version, self._may_take_winograd = (
+            (best, math == "float32") if conv == "auto" else (conv, False)
+        )
         self.real = REALS[np.dtype(dtype)]
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
             raise ValueError(f"math of mma is {', '.join(MMA_COMPONENTS)}, not {math!r}")
         self.math, self.components = math, COMPONENTS[math]
-        self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["float32"])
+        self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["tf32"])
         self._windows = DeviceArray(library.driver, 0, (0,), np.dtype(dtype), 0)
 
     @property
@@ -78,8 +82,8 @@ class Kernels:
     def choose(self, work: Product | FusedClassifier | ConvolutionWork) -> str:
         """Choose the kernel of an operation on this device, by its sizes.
 
-        For a product: one of `GEMM_VERSIONS`; for a convolution: of `CONV_VERSIONS` or ``narrow``. For the
-        end of a network: `FUSED`, or `APART` where separate kernels are faster or one does not fit.
+        For a product: one of `GEMM_VERSIONS`; for a convolution: see `convolution_for`. For the end
+        of a network: `FUSED`, or `APART` where separate kernels are faster or one does not fit.
         """
         if isinstance(work, Product):
             return self.gemm_for(*work.sizes)
@@ -93,17 +97,25 @@ class Kernels:
         return version_for(self.gemm_version, M, N, K, self.math)
 
     def convolution_for(self, work: ConvolutionWork) -> str:
-        """Choose the version of a convolution: of the last, ``narrow`` for few channels, or what fits.
+        """Choose the version of a convolution: one of `CONV_VERSIONS`, or one of its variants.
 
-        Where a window is too large for ``shared``: ``direct``.
+        Where a window is too large for ``shared``: ``direct``. For ``implicit``: ``narrow`` for few channels,
+        and ``implicit_mma`` where there are no tensor cores of sm_90, or products run on those of ``mma``, or
+        its operands do not fit. ``auto`` takes F(2x2) of Winograd where it is faster and as accurate.
+        Where windows are not 3 x 3 at stride 1, for ``winograd``: ``im2col``, which has the same products.
         """
         if self.conv_version == "shared" and not shared_fits(work):
             return "direct"
+        if self.conv_version == "winograd" and not fits_winograd(work):
+            return "im2col"
         if self.conv_version != "implicit":
             return self.conv_version
         if fits_narrow(work):
             return "narrow"
-        return "implicit" if fits_implicit(work) else "im2col"
+        has_wgmma = self.driver.architecture in TENSOR_ARCHITECTURES and self.gemm_version != "mma"
+        if not has_wgmma or not fits_implicit(work):
+            return "implicit_mma"
+        return "winograd_2x2" if self._may_take_winograd and gains_by_winograd(work) else "implicit"
 
     def fuses_classifier(self, hidden: int, classes: int) -> bool:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""

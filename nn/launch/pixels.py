@@ -52,10 +52,10 @@ class Pixels(Work):
             raise ValueError(f"{kernel}: a pixel is one component, not {into.count}")
         return into.array, into.ld, into.rows, into.columns
 
-    def _kernel(self, kernels: Kernels, name: str) -> Kernel:
+    def _kernel(self, kernels: Kernels, file: str, name: str) -> Kernel:
         number = kernels.real if self.components is None else "bfloat16"
         pixel = np.dtype(self.images.dtype).name
-        return kernels.kernel("nn/pixels", name, PIXEL=pixel, NUMBER=number)
+        return kernels.kernel(file, name, PIXEL=pixel, NUMBER=number)
 
     def _shape(self, rows: int, columns: int) -> tuple[Grid, Block]:
         """Grid and block: a thread takes 8 x 4 pixels that become components, or one."""
@@ -93,7 +93,7 @@ class ScalePixels(Pixels):
         available, width = matrix_shape("scale_pixels", images=self.images)
         if width != columns or available < rows:
             raise ValueError(f"scale_pixels: images {self.images.shape} do not fill X {(rows, columns)}")
-        kernel = self._kernel(kernels, "scale_pixels")
+        kernel = self._kernel(kernels, "nn/pixels", "scale_pixels")
         return kernel.bind(*self._shape(rows, columns), rows, columns, self.scale, self.images, out, ld)
 
     def in_numpy(self) -> Compute:
@@ -133,21 +133,30 @@ class GatherBatch(Pixels):
         return self.output, self.batch_labels, self.cursor.state
 
     def on_device(self, kernels: Kernels) -> Launch:
-        out, ld, rows, columns = self._target("gather_batch")
-        count, width = matrix_shape("gather_batch", images=self.images)
-        if width != columns:
-            raise ValueError(f"gather_batch: images {self.images.shape} do not fill X {(rows, columns)}")
-        require_shape("gather_batch", (count,), labels=self.labels)
-        require_shape("gather_batch", (rows,), batch_labels=self.batch_labels)
-        require_shape("gather_batch", (2,), place=self.cursor.state)
-        state, cursor = self.cursor.state, self.cursor
-        moving = (state.rows(0, 1), state.rows(1, 2), cursor.advance, cursor.places)
+        out, ld, rows, columns = self._checked("gather_batch")
         sources, results = (self.images, self.labels, self.order), (out, ld, self.batch_labels)
-        kernel = self._kernel(kernels, "gather_batch")
+        kernel = self._kernel(kernels, "nn/pixels", "gather_batch")
         sizes = (rows, columns, self.scale)
         return kernel.bind(
-            *self._shape(rows, columns), *sizes, *sources, *moving, *results, int(self.starts_early)
+            *self._shape(rows, columns), *sizes, *sources, *self._moving, *results, int(self.starts_early)
         )
+
+    def _checked(self, kernel: str) -> tuple[DeviceArray, int, int, int]:
+        """Return what `_target` does. Raises ValueError for arrays of other shapes."""
+        out, ld, rows, columns = self._target(kernel)
+        count, width = matrix_shape(kernel, images=self.images)
+        if width != columns:
+            raise ValueError(f"{kernel}: images {self.images.shape} do not fill X {(rows, columns)}")
+        require_shape(kernel, (count,), labels=self.labels)
+        require_shape(kernel, (rows,), batch_labels=self.batch_labels)
+        require_shape(kernel, (2,), place=self.cursor.state)
+        return out, ld, rows, columns
+
+    @property
+    def _moving(self) -> tuple[DeviceArray, DeviceArray, int, int]:
+        """The cursor as kernels take it."""
+        state, cursor = self.cursor.state, self.cursor
+        return state.rows(0, 1), state.rows(1, 2), cursor.advance, cursor.places
 
     def in_numpy(self) -> Compute:
         arrays = (self.images, self.labels, self.order, self.batch_labels)

@@ -253,6 +253,6 @@ class EndStep(Work):
             if keep is not None:
                 keep()
             if clock is not None:
-                clock[:] = self.arrays.optimiser.clock_at(int(clock[0]) + 1)
+                self.arrays.optimiser.count_step(clock)
 
         return end

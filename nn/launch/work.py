@@ -11,6 +11,7 @@ from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
+    from nn.launch.conv.convolution import ConvolutionWork
     from nn.launch.gemm.components import Components
     from nn.launch.gemm.product import Product
     from nn.launch.kernels import Kernels
@@ -55,6 +56,11 @@ class Work(ABC):
         """The matrix products in it."""
         return ()
 
+    @property
+    def convolution(self) -> ConvolutionWork | None:
+        """The convolution in it, if there is one."""
+        return None
+
     @abstractmethod
     def on_device(self, kernels: Kernels) -> Launch:
         """Bind the kernels that do it."""
@@ -92,6 +98,10 @@ class Fused(Work):
     @property
     def products(self) -> tuple[Product, ...]:
         return tuple(product for part in self.parts for product in part.products)
+
+    @property
+    def convolution(self) -> ConvolutionWork | None:
+        return next((found for part in self.parts if (found := part.convolution) is not None), None)
 
     def on_device(self, kernels: Kernels) -> Launch:
         return self.launch(kernels)

@@ -32,6 +32,8 @@ class Conv2d(Layer):
     padding: int | str = 0
     activation: str | None = None
 
+    splits = ("samples", "rows", "columns", "space")
+
     def __post_init__(self) -> None:
         """Raise UserError for values that make no sense."""
         object.__setattr__(self, "size", pair("Conv2d", self.size))

@@ -25,7 +25,7 @@ class Layer(ABC):
 
     activation: str | None = None
     splits: tuple[str, ...] = ("samples",)
-    """The ways in which ranks may share it: each some samples, some rows of W, or some columns of W."""
+    """The ways in which ranks may share it: each some samples, rows of W, columns of W, or rows of images."""
 
     @property
     def function(self) -> str:

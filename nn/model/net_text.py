@@ -46,6 +46,15 @@ LeNet-5 (LeCun et al. 1998) as it is trained today, with ReLU and max-pooling; A
 2012) without its groups and normalisation; VGG-16 (Simonyan and Zisserman 2015, configuration D).
 """
 
+IMAGES: dict[str, tuple[tuple[int, int, int], int]] = {
+    "lenet5": ((28, 28, 1), 10),
+    "mnist-conv": ((28, 28, 1), 10),
+    "vgg-small": ((32, 32, 3), 10),
+    "alexnet": ((224, 224, 3), 1000),
+    "vgg16": ((224, 224, 3), 1000),
+}
+"""The images that known networks are for, and their classes."""
+
 MOST_LAYERS = 1000
 """In a text or a file; more come from damaged ones."""
 

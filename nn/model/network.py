@@ -44,6 +44,11 @@ class Stage:
         return self.shapes[-1 - len(self.followers)]
 
     @property
+    def makes_images(self) -> bool:
+        """Whether its layer is a convolution, which takes images too."""
+        return len(self.made) == 3
+
+    @property
     def output(self) -> Shape:
         """The shape that the next stage takes."""
         return self.shapes[-1]

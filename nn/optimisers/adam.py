@@ -34,8 +34,12 @@ class Adam:
         return f"adam, learning rate {self.lr:g}, {betas}, reg {self.reg:g}"
 
     def clock_at(self, step: int) -> Sequence[float]:
-        """Return steps that are over, and the corrections 1 - beta^t of the one that comes."""
-        return step, 1 - self.beta1 ** (step + 1), 1 - self.beta2 ** (step + 1)
+        """Return steps that are over, and beta^t of the one that comes: the bits that devices multiply."""
+        return step, _power(self.beta1, step + 1), _power(self.beta2, step + 1)
+
+    def count_step(self, clock: np.ndarray) -> None:
+        clock += 1, 0, 0
+        clock *= 1, self.beta1, self.beta2
 
     def packed_format(self, real: str) -> str:
         return f"2d3{real}3P"
@@ -71,11 +75,21 @@ class Adam:
             np.multiply(g, g, out=g)
             np.multiply(g, 1 - self.beta2, out=g)
             np.add(v, g, out=v)
-            np.divide(v, clock[2], out=scratch, casting="same_kind")
+            np.divide(v, 1 - clock[2], out=scratch, casting="same_kind")
             np.sqrt(scratch, out=scratch)
             np.add(scratch, self.eps, out=scratch)
             np.divide(m, scratch, out=scratch)
-            np.multiply(scratch, self.lr / clock[1], out=scratch, casting="same_kind")
+            np.multiply(scratch, self.lr / (1 - clock[1]), out=scratch, casting="same_kind")
             np.subtract(p, scratch, out=p)
 
         return update
+
+
+def _power(beta: float, times: int) -> float:
+    """Multiply so often, one after the other, until nothing changes any more."""
+    power = 1.0
+    for _ in range(times):
+        if (next_power := power * beta) == power:
+            break
+        power = next_power
+    return power

@@ -34,6 +34,9 @@ class Optimiser(Protocol):
     def clock_at(self, step: int) -> Sequence[float]:
         """Return these numbers after so many steps."""
 
+    def count_step(self, clock: np.ndarray) -> None:
+        """Make these numbers, on the host, those of one step more."""
+
     def packed_format(self, real: str) -> str:
         """Return the format of the rule's struct, of `struct`; ``real`` is that of a number."""
 

@@ -35,6 +35,9 @@ class Sgd:
     def clock_at(self, step: int) -> Sequence[float]:
         return ()
 
+    def count_step(self, clock: np.ndarray) -> None:
+        pass
+
     def packed_format(self, real: str) -> str:
         return f"3{real}P"
 

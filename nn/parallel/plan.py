@@ -4,8 +4,9 @@ Ranks form a grid of groups and shards. Each group takes a part of every batch; 
 shards, cut the products of a layer in one of three ways:
 
     samples   each its part of the group's samples, with all of W
-    rows      each some units: rows of W, from all that comes in
+    rows      each some units or filters: rows of W, from all that comes in
     columns   each what some of the inputs contribute: columns of W; contributions are summed
+    space     each some rows of all images, with all of W; neighbours exchange rows at the edges, halos
 
 So a layer takes its inputs, and makes its outputs, in parts (`pyrt.redistribute.regions`) that may differ
 from layer to layer. Where they do, activations move between the ranks of the group in the forward pass, and
@@ -14,20 +15,28 @@ their gradients in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from nn.model.network import Network
 from pyrt.errors import UserError
 from pyrt.redistribute.regions import share
 
 SAMPLES, ROWS, COLUMNS = SPLITS = ("samples", "rows", "columns")
-"""Which dimension of a layer's products is cut."""
+"""Which dimension of a layer's products is cut, of any layer;"""
+
+SPACE = "space"
+"""of a convolution also this one."""
 
 BY_SAMPLES, BY_UNITS, WHOLE = "rows", "columns", "whole"
-"""How a matrix (samples, units) is spread over the ranks of a group."""
+"""How a matrix (samples, units) is spread over the ranks of a group;"""
 
-_TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS}
-_MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE}
+BY_PLACES, WITH_HALO = "places", "halo"
+"""images also by their rows, without and with those beside them (nn/parallel/space.py)."""
+
+_TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS, SPACE: WITH_HALO}
+_MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE, SPACE: BY_PLACES}
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Plan:
 
     def over_all(self, layer: int) -> bool:
         """Return whether a layer's gradients are summed over all ranks, not over those of one shard alone."""
-        return self.splits[layer - 1] == SAMPLES
+        return self.splits[layer - 1] in (SAMPLES, SPACE)
 
     @property
     def loss_over_all(self) -> bool:
@@ -115,22 +124,54 @@ class Plan:
                     f"a plan that splits W{layer} by {split}: {network.layer(layer)} is split by "
                     f"{', '.join(network.layer(layer).splits)}"
                 )
-            size = network.sizes[layer if split == ROWS else layer - 1]
-            if split != SAMPLES and size < self.shards:
-                raise UserError(
-                    f"a plan that splits the {size} {split} of W{layer} over {self.shards} ranks: one would "
-                    "get none; use fewer shards or wider layers"
-                )
+            if split == SPACE:
+                self._require_rows(network, layer)
+            elif split != SAMPLES:
+                self._require_shares(network, layer, split)
+
+    def _require_shares(self, network: Network, layer: int, split: str) -> None:
+        """UserError where a rank would get no row, or no column, of a layer's W."""
+        stage = network.stages[layer]
+        if split == ROWS:
+            size, what = network.matrix(layer)[0], split
+        elif stage.makes_images:
+            size, what = stage.input[-1], "channels"
+        else:
+            size, what = network.sizes[layer - 1], split
+        if size < self.shards:
+            raise UserError(
+                f"a plan that splits the {size} {what} of W{layer} over {self.shards} ranks: one would "
+                "get none; use fewer shards or wider layers"
+            )
+
+    def _require_rows(self, network: Network, layer: int) -> None:
+        """UserError where a layer's images cannot be split by their rows."""
+        stage, where = network.stages[layer], f"a plan that splits W{layer} by {SPACE}"
+        size = min(stage.input[0], stage.output[0])
+        if size < self.shards:
+            raise UserError(
+                f"{where}: of {size} rows of images one of {self.shards} ranks would get none; "
+                "use fewer shards"
+            )
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
         if self.is_data:
             return f"data: {self.groups} part(s) of each batch{why}"
-        splits = ", ".join(f"W{layer} by {split}" for layer, split in enumerate(self.splits, 1))
-        return f"{self.groups} group(s) of {self.shards} shards: {splits}{why}"
+        return f"{self.groups} group(s) of {self.shards} shards: {', '.join(self._words())}{why}"
+
+    def _words(self) -> Iterator[str]:
+        """Say how layers are split; of three or more of one split, side by side, the first and the last."""
+        first = 1
+        for split, alike in groupby(self.splits):
+            last = first + len(list(alike)) - 1
+            if last - first < 2:
+                yield from (f"W{layer} by {split}" for layer in range(first, last + 1))
+            else:
+                yield f"W{first} to W{last} by {split}"
+            first = last + 1
 
 
 def by_samples(network: Network) -> int:
-    """Count the first layers whose weights are not split: convolutions."""
-    can_be_split = [ROWS in network.layer(number).splits for number in network.numbers]
-    return can_be_split.index(True)  # the last layer is dense
+    """Count the first layers whose weights the plan ``model`` does not split: convolutions."""
+    return sum(network.stages[number].makes_images for number in network.numbers)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nn.files.read import read_small
 from nn.files.write import write_whole
-from nn.parallel.plan import SPLITS, Plan
+from nn.parallel.plan import SPACE, SPLITS, Plan
 from pyrt.errors import UserError, shown
 
 _LARGEST = 1 << 16
@@ -49,8 +49,9 @@ def parsed(content: Any, where: str) -> Plan:
     if not all(type(size) is int and 0 < size < 2**31 for size in (groups, shards)):  # no bool
         raise UserError(f"{where}: a grid has two whole numbers, 1 or more")
     for split in splits:
-        if split not in SPLITS:
-            raise UserError(f"{where}: a layer is split by {', '.join(SPLITS)}, not {split!r:.80}")
+        if split not in (*SPLITS, SPACE):
+            words = ", ".join((*SPLITS, SPACE))
+            raise UserError(f"{where}: a layer is split by {words}, not {split!r:.80}")
     if shards == 1:
         return Plan.data(groups, len(splits))
     return Plan(groups, shards, splits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nn.input import Dataset
+from nn.input.augment import Augmenter
 from nn.input.dataset import Samples
 from nn.input.schedule import Schedule
 from nn.input.validation_split import split
@@ -27,6 +28,8 @@ class Problem:
     schedule: Schedule
     description: Mapping[str, Any]
     """All that it was made from, in types that JSON has: what a checkpoint must agree with."""
+    augmenter: Augmenter | None = None
+    """What changes the images of training batches, if anything."""
     trains: bool = True
     """False where the parameters are only scored."""
 
@@ -39,11 +42,16 @@ class Problem:
         optimiser: Optimiser,
         description: Mapping[str, Any],
     ) -> Problem:
-        """Make the batches that follow from the settings."""
+        """Make the batches that follow from the settings. Raises UserError where --augment does not fit."""
         rows = split(len(dataset.images), settings.val_fraction)
         samples = settings.samples or rows
         schedule = Schedule(rows, samples, settings.batch, settings.epochs, settings.shuffle, settings.seed)
-        return cls(settings, dataset, network, optimiser, schedule, description)
+        augmenter = None
+        if settings.augment is not None:
+            known = [shape for shape in (dataset.image_shape, network.input_shape) if len(shape) > 1]
+            image = known[0] if known else dataset.image_shape
+            augmenter = Augmenter.of(settings.augment, image, settings.seed, schedule.batches)
+        return cls(settings, dataset, network, optimiser, schedule, description, augmenter)
 
     @property
     def validation(self) -> Samples | None:

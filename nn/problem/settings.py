@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nn.input import placement, validation_split
+from nn.input.augment import Augmentation
 from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
@@ -59,7 +60,13 @@ class Settings:
         choices=validation_split.SPLITS,
     )
     shuffle: bool = option(True, "shuffle the training samples every epoch")
-    seed: int = option(0, "seed of initial weights, shuffling, --val-split and dropout", "N")
+    seed: int = option(0, "seed of initial weights, shuffling, --val-split, dropout and --augment", "N")
+    augment: str | None = option(
+        None,
+        "change training images at random, each epoch anew: flip (mirror half of them left-right), shiftN "
+        "(move them by up to N pixels), or both: flip,shift2",
+        "WORDS",
+    )
     pixel_scale: float = option(255.0, "divisor of the pixels (1: raw pixels)", "X")
     gemm: str = option(
         "auto",
@@ -131,6 +138,8 @@ class Settings:
         for name in self._files:
             if isinstance(getattr(self, name), str):  # in Python
                 object.__setattr__(self, name, Path(getattr(self, name)))
+        if self.augment is not None:
+            object.__setattr__(self, "augment", str(Augmentation.read(self.augment)))
         for name in ("batch", "samples", "print_every", "check_each", "ranks_per_node"):
             require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")

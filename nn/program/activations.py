@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from nn.model.layer import Shape
 from nn.model.network import LARGEST
+from nn.parallel.halos import PoolHalo
 from nn.parallel.plan import WHOLE
 from nn.parallel.shard import Shard
 from pyrt.arrays import Arena, DeviceArray
 from pyrt.errors import UserError
 from pyrt.redistribute import Redistribution
+
+
+@dataclass(frozen=True)
+class WithHalo:
+    """Arrays of a pool on rows of images: what it takes, makes, and the gradient of this, with their halo."""
+
+    images: DeviceArray
+    outputs: DeviceArray
+    gradients: DeviceArray
+
+    def of(self, samples: int) -> WithHalo:
+        """Return those of so many samples."""
+        return WithHalo(*(array.rows(0, samples) for array in (self.images, self.outputs, self.gradients)))
 
 
 class Activations:
@@ -29,14 +44,29 @@ class Activations:
         self._driver, self._dtype = parameters.flat.driver, parameters.flat.dtype
         self.samples = samples
         plan, layers = shard.plan, shard.network.numbers
+        spreads = shard.spreads
         moved = [layer for layer in layers if shard.forward_move(layer, samples)]
         moved_back = [layer for layer in layers if _needs_room(shard.backward_move(layer, samples))]
+        parts = [layer for layer in (0, *layers) if spreads.takes_part(layer)]
+        parts_back = [layer for layer in layers if spreads.makes_part_back(layer)]
         self._made = {layer: self._room(plan.makes(layer), layer) for layer in (0, *layers)}
-        self._taken = {layer: self._room(plan.takes(layer + 1), layer) for layer in moved}
-        self._taken_back = {layer: self._room(plan.takes(layer + 1), layer) for layer in layers[:-1]}
-        self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in moved_back}
+        self._arrived = {layer: self._room(spreads.arrives(layer), layer) for layer in moved}
+        self._taken = {layer: self._room(spreads.taken(layer), layer) for layer in parts}
+        self._taken_back = {layer: self._room(spreads.taken_back(layer), layer) for layer in layers[:-1]}
+        halos = {layer: shard.halo_move(layer, samples) for layer in layers}
+        self._with_halo = {
+            layer: self._target(move, layer) for layer, move in halos.items() if move is not None
+        }
+        self._arrived_back = {layer: self._room(spreads.arrives_back(layer), layer) for layer in moved_back}
+        self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in parts_back}
         self._between = {layer: self._rooms_between(layer) for layer in (0, *layers)}
         self._between_back = {layer: self._rooms_between(layer) for layer in layers}
+        self._pools = {
+            (layer, place): self._rooms_with_halo(layer, halo)
+            for layer in layers
+            for place in range(len(shard.network.stages[layer].followers))
+            if (halo := shard.pool_halo(layer, place, samples)) is not None
+        }
         self._places = {layer: self._rooms_for_places(layer) for layer in (0, *layers)}
         own, _ = shard.held(plan.takes(shard.network.depth + 1), (samples, 1)).shape
         with self._driver.ledger.of("activations", shard.network.depth):
@@ -45,8 +75,10 @@ class Activations:
             """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
-        shape = self.samples, self._network.sizes[layer]
-        return self._matrix(*self._shard.held(spread, shape).shape, layer)
+        return self._matrix(*self._held(spread, layer, self._network.stages[layer].output), layer)
+
+    def _target(self, move: Redistribution, layer: int) -> DeviceArray:
+        return self._matrix(*move.target_of(self._plan.shards, self._shard.index).shape, layer)
 
     def _matrix(self, rows: int, columns: int, layer: int) -> DeviceArray:
         if rows * columns > LARGEST:
@@ -65,17 +97,27 @@ class Activations:
     def _rooms_between(self, layer: int) -> list[DeviceArray]:
         """Make room for what a layer and those that follow it make, but for the last."""
         shapes = self._network.stages[layer].shapes[-1 - len(self._network.stages[layer].followers) : -1]
-        return [self._matrix(*self._held(layer, shape), layer) for shape in shapes]
+        return [self._matrix(*self._held(self._plan.makes(layer), layer, shape), layer) for shape in shapes]
 
-    def _held(self, layer: int, shape: Shape) -> tuple[int, int]:
-        """Return rows and columns of this rank's part of what a layer, or one that follows it, makes."""
-        return self._shard.held(self._plan.makes(layer), (self.samples, math.prod(shape))).shape
+    def _held(self, spread: str, layer: int, shape: Shape) -> tuple[int, int]:
+        """Return rows and columns of this rank's part of what is behind a layer, a row a sample."""
+        rows, columns = self._shard.part(spread, layer, self.samples, shape).shape
+        return rows, columns * self._shard.spreads.pixels(layer, shape, spread)
+
+    def _rooms_with_halo(self, layer: int, halo: PoolHalo) -> WithHalo:
+        images, gradients = self._target(halo.images, layer), self._target(halo.gradients, layer)
+        rows, columns = gradients.shape
+        return WithHalo(images, self._matrix(rows, columns, layer), gradients)
 
     def _rooms_for_places(self, layer: int) -> list[DeviceArray | None]:
         """Make room for what the layers that follow a layer keep for the way back."""
         stage = self._network.stages[layer]
         outputs = stage.shapes[len(stage.shapes) - len(stage.followers) :]
-        held = [self._held(layer, shape) for shape in outputs]
+        held = [self._held(self._plan.makes(layer), layer, shape) for shape in outputs]
+        for place, _ in enumerate(held):
+            if (layer, place) in self._pools:
+                rows, columns = self._pools[layer, place].outputs.shape
+                held[place] = rows, columns
         with self._driver.ledger.of("activations", layer):
             return [
                 DeviceArray.empty(self._driver, (max(1, rows), columns), np.uint8)
@@ -88,6 +130,10 @@ class Activations:
         """Return what each layer that follows a layer keeps for the way back; None for one that does not."""
         rows = self.made(layer, samples).shape[0]
         return [room.rows(0, rows) if room is not None else None for room in self._places[layer]]
+
+    def with_pool_halo(self, layer: int, place: int, samples: int) -> WithHalo:
+        """Return the arrays of a pool behind a layer, with their halo."""
+        return self._pools[layer, place].of(self.made(layer, samples).shape[0])
 
     def between(self, layer: int, samples: int) -> list[DeviceArray]:
         """Return what a layer makes, then what each that follows it makes; the last is what is ``made``."""
@@ -103,12 +149,18 @@ class Activations:
         """Return this rank's part of a layer's outputs; for layer 0 the images that it gathers, scaled."""
         return self._first(self._made[layer], self._plan.makes(layer), layer, samples)
 
+    def arrived(self, layer: int, samples: int) -> DeviceArray:
+        """Return what has come of a layer's outputs: what is ``taken``, or all if that is copied from it."""
+        arrives = self._shard.spreads.arrives(layer)
+        if layer in self._arrived:
+            return self._first(self._arrived[layer], arrives, layer, samples)
+        return self._within(self.made(layer, samples), self._plan.makes(layer), arrives, layer, samples)
+
     def taken(self, layer: int, samples: int) -> DeviceArray:
         """Return the part of a layer's outputs that this rank needs for the next layer, or for the head."""
-        taken = self._plan.takes(layer + 1)
         if layer in self._taken:
-            return self._first(self._taken[layer], taken, layer, samples)
-        return self._within(self.made(layer, samples), self._plan.makes(layer), taken, layer, samples)
+            return self._first(self._taken[layer], self._shard.spreads.taken(layer), layer, samples)
+        return self.arrived(layer, samples)
 
     def taken_back(self, layer: int, samples: int) -> DeviceArray:
         """Return the gradient of what is ``taken``, or this rank's partial sum of it.
@@ -117,30 +169,42 @@ class Activations:
         """
         if layer == self._network.depth:
             return self.taken(layer, samples)
-        return self._first(self._taken_back[layer], self._plan.takes(layer + 1), layer, samples)
+        return self._first(self._taken_back[layer], self._shard.spreads.taken_back(layer), layer, samples)
+
+    def with_halo(self, layer: int, samples: int) -> DeviceArray:
+        """Return the gradient of a layer's own outputs, with the halo that its images' gradient takes."""
+        dZ = self.between_back(layer, samples)[0]
+        return self._with_halo[layer].rows(0, dZ.shape[0]) if layer in self._with_halo else dZ
 
     def made_back(self, layer: int, samples: int) -> DeviceArray:
         """Return the gradient of what is ``made``."""
-        made = self._plan.makes(layer)
         if layer in self._made_back:
-            return self._first(self._made_back[layer], made, layer, samples)
+            return self._first(self._made_back[layer], self._plan.makes(layer), layer, samples)
+        return self.arrived_back(layer, samples)
+
+    def arrived_back(self, layer: int, samples: int) -> DeviceArray:
+        """Return what has come of that gradient: all of it if ``made_back`` is copied from it."""
+        spreads = self._shard.spreads
+        arrives = spreads.arrives_back(layer)
+        if layer in self._arrived_back:
+            return self._first(self._arrived_back[layer], arrives, layer, samples)
         back = self.taken_back(layer, samples)
-        return self._within(back, self._plan.takes(layer + 1), made, layer, samples)
+        return self._within(back, spreads.taken_back(layer), arrives, layer, samples)
 
     def losses(self, samples: int) -> DeviceArray:
         """Return a loss for each row of logits that this rank takes."""
         return self._losses.rows(0, self.taken(self._network.depth, samples).shape[0])
 
     def _first(self, room: DeviceArray, spread: str, layer: int, samples: int) -> DeviceArray:
-        rows, _ = self._shard.held(spread, (samples, self._network.sizes[layer])).shape
+        rows, _ = self._shard.part(spread, layer, samples, self._network.stages[layer].output).shape
         return room.rows(0, rows)
 
     def _within(self, array: DeviceArray, has: str, wants: str, layer: int, samples: int) -> DeviceArray:
         """Return this rank's part of a whole array, or the array itself if it is that part."""
-        if has == wants:
+        if self._shard.spreads.are_same(has, wants, layer):
             return array
-        shard = self._shard.held(wants, (samples, self._network.sizes[layer]))
-        return array.rows(*shard.rows).columns(*shard.columns)
+        part = self._shard.part(wants, layer, samples, self._network.stages[layer].output)
+        return array.rows(*part.rows).columns(*part.columns)
 
 
 def _needs_room(move: Redistribution | None) -> bool:

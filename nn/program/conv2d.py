@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
 from nn.model.conv2d import Conv2d
-from nn.model.layer import Shape
+from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.operations import BACKWARD, FORWARD, Operation
 from pyrt.arrays import Arena, DeviceArray
@@ -14,12 +14,12 @@ from pyrt.arrays import Arena, DeviceArray
 
 @dataclass(frozen=True)
 class Conv2dOperations:
-    """The operations of layer ``number``, on samples of the shape ``inputs``."""
+    """The operations of layer ``number`` on the rank of a shard: of its filters, channels or rows."""
 
     layer: Conv2d
     number: int
     parameters: Arena
-    inputs: Shape
+    shard: Shard
 
     @property
     def _W(self) -> DeviceArray:
@@ -27,11 +27,12 @@ class Conv2dOperations:
 
     def _by_filter(self, Z: DeviceArray) -> DeviceArray:
         """View outputs (samples, windows filters) as (samples windows, filters)."""
-        return Z.reshape(Z.size // self.layer.filters, self.layer.filters)
+        filters = self._W.shape[0]
+        return Z.reshape(Z.size // filters, filters)
 
     def forward(self, A: DeviceArray, Z: DeviceArray) -> Operation:
         """Z (samples, windows filters) from the images A."""
-        work = Convolution(A, Z, self._W, self.layer.window(self.inputs))
+        work = Convolution(A, Z, self._W, self.shard.window(self.number))
         return Operation(f"forward convolution {self.number}", FORWARD, work)
 
     def activate(self, Z: DeviceArray) -> Operation:
@@ -51,11 +52,11 @@ class Conv2dOperations:
         return operations.column_sums(name, BACKWARD, self._by_filter(dZ), gradients[f"b{self.number}"])
 
     def input_gradient(self, place: int, dZ: DeviceArray, dA: DeviceArray) -> Operation:
-        """dA from dZ, for the layer below."""
-        work = InputGradient(dA, dZ, self._W, self.layer.window(self.inputs))
+        """dA from dZ, for the layer below; where rows of images are split dZ has its halo."""
+        work = InputGradient(dA, dZ, self._W, self.shard.window_back(self.number))
         return Operation(f"backward convolution {place}", BACKWARD, work)
 
     def weight_gradient(self, place: int, A: DeviceArray, dZ: DeviceArray, gradients: Arena) -> Operation:
         """dW from A and dZ."""
-        work = FilterGradient(A, dZ, gradients[f"W{self.number}"], self.layer.window(self.inputs))
+        work = FilterGradient(A, dZ, gradients[f"W{self.number}"], self.shard.window(self.number))
         return Operation(f"backward convolution {place}", BACKWARD, work)

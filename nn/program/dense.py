@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nn.launch.gemm.product import Product
 from nn.model.dense import Dense
-from nn.model.layer import Shape
+from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.operations import BACKWARD, FORWARD, Operation
 from pyrt.arrays import Arena, DeviceArray
@@ -14,12 +14,12 @@ from pyrt.arrays import Arena, DeviceArray
 
 @dataclass(frozen=True)
 class DenseOperations:
-    """The operations of layer ``number``, on samples of the shape ``inputs``."""
+    """The operations of layer ``number`` on the rank of a shard."""
 
     layer: Dense
     number: int
     parameters: Arena
-    inputs: Shape
+    shard: Shard
 
     @property
     def _W(self) -> DeviceArray:

@@ -12,7 +12,7 @@ from nn.launch.kernels import Kernels
 from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_components import ComponentRules
-from nn.program.fuse_images import FuseOutputGradient
+from nn.program.fuse_images import FuseConvolution, FuseOutputGradient
 from nn.program.operations import Item
 from nn.program.rewrite import rewrite
 from pyrt.arrays import DeviceArray
@@ -36,6 +36,7 @@ def fuse(
         rules = [
             FuseClassifier(kernels),
             FuseOutputGradient(),
+            FuseConvolution(kernels),
             FuseEpilogue(kernels),
             FuseColumnSums(kernels),
         ]

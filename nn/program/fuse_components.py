@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import operands_of, result_of
 from nn.launch.conv.implicit import ImplicitConvolution, flipped
-from nn.launch.conv.narrow import bind_narrow
 from nn.launch.elementwise import BiasActivation
 from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
-from nn.launch.work import Fused
 from nn.program.fuse_classifier import FuseClassifier
-from nn.program.fuse_images import FuseOutputGradient
+from nn.program.fuse_images import FuseConvolution, FuseOutputGradient
 from nn.program.operations import BucketReady, Item, Operation
-from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes
+from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, written
 from pyrt.arrays import DeviceArray
 
 
@@ -141,7 +139,7 @@ class ComponentRules:
         """Make a convolution from components, with its bias and activation; split operands where needed."""
         operation = rest[0]
         if not isinstance(operation, Operation) or not self._is_implicit(operation):
-            return self._narrow(rest)
+            return self._of_arrays(rest, done)
         work = operation.work
         assert isinstance(work, ConvolutionWork)
         items: list[Operation] = []
@@ -168,24 +166,12 @@ class ComponentRules:
         self._forget([result])
         return Replacement(count, [*items, result])
 
-    def _narrow(self, rest: Sequence[Item]) -> Replacement | None:
-        """Put bias and activation into a convolution of few channels."""
-        match rest[:2]:
-            case [
-                Operation(work=Convolution() as work) as operation,
-                Operation(work=BiasActivation() as after),
-            ] if self._kernels.choose(work) == "narrow" and same(after.Z, result_of(work)):
-                epilogue = Epilogue(bias=after.b, activation=after.activation)
-                fused = Fused(
-                    [work, after],
-                    (*work.reads, after.b),
-                    work.writes,
-                    lambda kernels: bind_narrow(kernels, work, epilogue),
-                )
-                result = replace(operation, work=fused)
-                self._forget([result])
-                return Replacement(2, [result])
-        return None
+    def _of_arrays(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Put bias and activation into a convolution of arrays as they are."""
+        found = FuseConvolution(self._kernels)(rest, done)
+        if found is not None:
+            self._forget(found.items)
+        return found
 
     def _image_components(self, reader: Operation, images: DeviceArray, items: list[Operation]) -> Components:
         """Return the components of images (pixels, channels); add the launch that splits them, if needed."""
@@ -218,7 +204,8 @@ class ComponentRules:
 
     def _forget(self, items: Sequence[Item]) -> None:
         """Components of matrices that these items write over."""
-        self._known = [known for known in self._known if not any(writes(item, known.array) for item in items)]
+        gone = [array for item in items for array in written(item)]
+        self._known = [one for one in self._known if not any(overlap(one.array, array) for array in gone)]
 
     def _split(
         self, reader: Operation, operands: Sequence[DeviceArray]

@@ -1,4 +1,8 @@
-"""Rule for convolutions: the way back through pooling and activation, and the bias gradient, in one pass."""
+"""Rules for convolutions: fewer passes over images.
+
+- Bias and activation go into a convolution on float32 arrays before them.
+- The way back through pooling and activation, and the bias gradient, are one pass.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nn.launch.column_sums import ColumnSums
+from nn.launch.conv.convolution import Convolution
+from nn.launch.conv.gathered import result_of
+from nn.launch.conv.implicit_mma import bind_implicit_mma
+from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.output_gradient import OutputGradient
-from nn.launch.elementwise import ActivationBackward
+from nn.launch.elementwise import ActivationBackward, BiasActivation
 from nn.launch.gemm.components import Components
+from nn.launch.gemm.product import Epilogue
+from nn.launch.kernels import Kernels
 from nn.launch.pool import PoolGradient
-from nn.launch.work import Work
+from nn.launch.work import Fused, Work
 from nn.program.operations import Item, Operation
 from nn.program.rewrite import Replacement, same, writes
 from pyrt.arrays import DeviceArray
@@ -20,6 +30,36 @@ Kind = TypeVar("Kind", bound=Work)
 
 ComponentsFor = Callable[[DeviceArray, Sequence[Item]], Components | None]
 """Makes components of a matrix that is about to be made, if what comes later reads nothing else of it."""
+
+
+_WITH_EPILOGUE = {"narrow": bind_narrow, "implicit_mma": bind_implicit_mma}
+"""The versions of convolutions of float32 arrays that take bias and activation."""
+
+
+@dataclass(frozen=True)
+class FuseConvolution:
+    """A convolution, then bias and activation of its result: one kernel."""
+
+    kernels: Kernels
+
+    def __call__(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        match rest[:2]:
+            case [
+                Operation(work=Convolution() as work) as first,
+                Operation(work=BiasActivation() as after),
+            ] if same(after.Z, result_of(work)):
+                bind = _WITH_EPILOGUE.get(self.kernels.choose(work))
+                if bind is None:
+                    return None
+                epilogue = Epilogue(bias=after.b, activation=after.activation)
+                fused = Fused(
+                    [work, after],
+                    (*work.reads, after.b),
+                    work.writes,
+                    lambda kernels: bind(kernels, work, epilogue),
+                )
+                return Replacement(2, [replace(first, work=fused)])
+        return None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
 from nn.model.dropout import Dropout
 from nn.model.layer import Layer, Shape
-from nn.model.network import Network
 from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from nn.parallel.shard import Shard
 from nn.program.conv2d import Conv2dOperations
 from nn.program.dense import DenseOperations
 from nn.program.dropout import DropoutOperations
@@ -49,14 +49,15 @@ class FollowerOperations(Protocol):
     ) -> Operation: ...
 
 
-OPERATIONS: dict[type, Callable[[Any, int, Arena, Shape], LayerOperations]] = {
+OPERATIONS: dict[type, Callable[[Any, int, Arena, Shard], LayerOperations]] = {
     Dense: DenseOperations,
     Conv2d: Conv2dOperations,
 }
 
 
 def _pool(layer: Any, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
-    return PoolOperations(layer, inputs, number)
+    window = layer.window(inputs)
+    return PoolOperations(window, window, number)
 
 
 def _dropout(layer: Dropout, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:
@@ -72,11 +73,11 @@ FOLLOWERS: dict[type, Callable[[Any, Shape, int, Draw | None], FollowerOperation
 }
 
 
-def operations_of(network: Network, number: int, parameters: Arena) -> LayerOperations:
-    """Return the operations of layer ``number``; a subclass of a layer has those of its base."""
-    layer = network.layer(number)
+def operations_of(shard: Shard, number: int, parameters: Arena) -> LayerOperations:
+    """Return a rank's operations of layer ``number``; a subclass of a layer has those of its base."""
+    layer = shard.network.layer(number)
     kind = next(kind for kind in type(layer).__mro__ if kind in OPERATIONS)
-    return OPERATIONS[kind](layer, number, parameters, network.stages[number].input)
+    return OPERATIONS[kind](layer, number, parameters, shard)
 
 
 def follower_operations(layer: Layer, inputs: Shape, number: int, draw: Draw | None) -> FollowerOperations:

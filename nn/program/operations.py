@@ -9,12 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from nn.input.source import BatchCursor, Gathered, Ready, Source
+from nn.launch.augment import Augmented, GatherAugmented
 from nn.launch.column_sums import ColumnSums
 from nn.launch.elementwise import ActivationBackward, BiasActivation, Zeros
 from nn.launch.gemm.product import Product
 from nn.launch.head import Head
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels, SkipBatch
+from nn.launch.take_columns import TakeColumns
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
@@ -117,7 +119,7 @@ def gemm(name: str, part: str, product: Product) -> Operation:
     return Operation(name, part, product)
 
 
-def take_batch(source: Source, X: DeviceArray, scale: float) -> Operation:
+def take_batch(source: Source, X: DeviceArray, scale: float, augmented: Augmented | None = None) -> Operation:
     """X (rows, D) = the batch's images / scale; the source's ``labels`` are there too.
 
     Without rows only the cursor moves on. The gather may start before the end of the previous step, which
@@ -126,20 +128,34 @@ def take_batch(source: Source, X: DeviceArray, scale: float) -> Operation:
     if isinstance(source, Ready):
         images = source.images.rows(0, X.shape[0])
         return Operation("scale pixels", FORWARD, ScalePixels(images, X, scale))
-    return gather_batch(source, X, scale) if X.size else skip_batch(source.cursor)
+    return gather_batch(source, X, scale, augmented) if X.size else skip_batch(source.cursor)
 
 
-def gather_batch(source: Gathered, X: DeviceArray, scale: float) -> Operation:
-    """X[i] = images[j] / scale, labels[i] = set_labels[j] where j = order[cursor + i]; cursor += rows."""
+def gather_batch(
+    source: Gathered, X: DeviceArray, scale: float, augmented: Augmented | None = None
+) -> Operation:
+    """X[i] = images[j] / scale, labels[i] = set_labels[j] where j = order[cursor + i]; cursor += rows.
+
+    Where images are augmented it also counts the step.
+    """
     labels = source.labels.rows(0, X.shape[0])
-    sources = (source.images, source.set_labels, source.order, source.cursor)
-    work = GatherBatch(*sources, X, labels, scale, starts_early=True)
+    arrays = (source.images, source.set_labels, source.order, source.cursor, X, labels)
+    work = GatherBatch(*arrays, scale, starts_early=True)
+    if augmented is not None:
+        assert source.numbers is not None, "images are augmented by their rows of the training set"
+        numbers = source.numbers
+        work = GatherAugmented(*arrays, scale, starts_early=True, augmented=augmented, numbers=numbers)
     return Operation("scale pixels", FORWARD, work, starts_early=True)
 
 
 def skip_batch(cursor: BatchCursor) -> Operation:
     """Move the cursor on, for a rank that gets no sample of a batch."""
     return Operation("skip batch", FORWARD, SkipBatch(cursor))
+
+
+def take_columns(name: str, part: str, X: DeviceArray, Y: DeviceArray) -> Operation:
+    """Y = X, a view of some columns of a matrix."""
+    return Operation(name, part, TakeColumns(X, Y))
 
 
 def bias_activation(name: str, Z: DeviceArray, b: DeviceArray, activation: str) -> Operation:

@@ -7,39 +7,24 @@ layer are in a file of its kind (nn/program/dense.py); here are their order, and
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nn.input.source import Source
-from nn.launch.dropout import Draw
 from nn.launch.head import Head
-from nn.model.layer import Layer
 from nn.parallel.buckets import LOSS, Panel
 from nn.parallel.plan import BY_UNITS
 from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.activations import Activations
 from nn.program.dropout import Draws, count_step
-from nn.program.layer_operations import (
-    FollowerOperations,
-    LayerOperations,
-    follower_operations,
-    operations_of,
-)
-from nn.program.operations import (
-    BACKWARD,
-    FORWARD,
-    BucketReady,
-    FinishRedistribution,
-    Item,
-    Operation,
-    StartRedistribution,
-)
+from nn.program.followers import Followers
+from nn.program.layer_operations import LayerOperations, operations_of
+from nn.program.moves import Copied, Moved
+from nn.program.operations import BACKWARD, FORWARD, BucketReady, Item, Operation
 from nn.program.panels import split_into_panels
 from nn.program.rewrite import rewrite
 from pyrt.arrays import Arena, DeviceArray
-from pyrt.redistribute import Redistribution
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class Pass:
     scale: float
     """Pixels are divided by it."""
     draws: Draws | None = None
-    """What layers draw from; None where nothing trains."""
+    """What layers, and the augmentation of images, draw from; None where nothing trains."""
 
     def logits(self, samples: int) -> list[Item]:
         """List the operations from images to logits, as the head takes them."""
@@ -86,73 +71,47 @@ class Pass:
 
     def _forward(self, samples: int) -> list[Item]:
         """List the operations to Z_L = A_{L-1} W_L^T, without its bias unless `_adds_bias`."""
-        X = self._between(0, samples)
-        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale)]
-        if self.draws is not None:
+        X = self._followers.between(0, samples)
+        augmented = self.draws.augmented if self.draws is not None else None
+        items: list[Item] = [operations.take_batch(self.source, X[0], self.scale, augmented)]
+        if self.draws is not None and not (augmented is not None and X[0].size):
             items.append(count_step(self.draws.step))
-        items += self._follow(0, samples)
+        items += [*self._followers.forward(0, samples), *self._take_part(0, samples)]
         for layer in self.shard.network.numbers:
             items += _of_layer(layer, self._layer(layer, samples))
         return items
 
     def _operations(self, layer: int) -> LayerOperations:
-        return operations_of(self.shard.network, layer, self.parameters)
+        return operations_of(self.shard, layer, self.parameters)
 
     def _layer(self, layer: int, samples: int) -> list[Item]:
         shard, activations, own = self.shard, self.activations, self._operations(layer)
-        A, Z = activations.taken(layer - 1, samples), self._between(layer, samples)[0]
+        A, Z = activations.taken(layer - 1, samples), self._followers.between(layer, samples)[0]
         product = own.forward(A, Z)
         items: list[Item] = [product]
-        items += _Moved.of(f"sum of {product.name}", FORWARD, shard.sum_move(layer, samples), Z, Z).at_once
+        items += Moved.of(f"sum of {product.name}", FORWARD, shard.sum_move(layer, samples), Z, Z).at_once
         if layer < shard.network.depth:
             items.append(own.activate(Z))
         elif self._adds_bias:
             items.append(self._add_output_bias(Z))
-        items += self._follow(layer, samples)
+        items += self._followers.forward(layer, samples)
         Z = activations.made(layer, samples)
-        move, taken = shard.forward_move(layer, samples), activations.taken(layer, samples)
-        return [*items, *_Moved.of(f"move of activations {layer}", FORWARD, move, Z, taken).at_once]
+        move, arrived = shard.forward_move(layer, samples), activations.arrived(layer, samples)
+        items += Moved.of(f"move of activations {layer}", FORWARD, move, Z, arrived).at_once
+        return [*items, *self._take_part(layer, samples)]
 
-    def _follow(self, layer: int, samples: int) -> list[Item]:
-        """List the layers without parameters behind a layer, or behind the input."""
-        between = self._between(layer, samples)
-        return [
-            one.forward(A, output, places)
-            for (one, places), A, output in zip(
-                self._followers(layer, samples), between, between[1:], strict=False
-            )
-        ]
+    def _take_part(self, layer: int, samples: int) -> list[Item]:
+        """List the copy of the channels, or rows of images, that the next layer takes, where all are here."""
+        spreads, activations = self.shard.spreads, self.activations
+        if not spreads.takes_part(layer):
+            return []
+        arrays = activations.arrived(layer, samples), activations.taken(layer, samples)
+        copied = Copied(self.shard, layer, spreads.taken(layer))
+        return [copied.operation(f"take part {layer}", FORWARD, *arrays)]
 
-    def _between(self, layer: int, samples: int) -> list[DeviceArray]:
-        """Return what a layer makes, then what each that follows it makes; the last is what the stage makes.
-
-        A follower that does nothing here makes what it takes: then the one before it makes that in its place.
-        """
-        arrays = self.activations.between(layer, samples)
-        works = [self._works(one) for one in self.shard.network.stages[layer].followers]
-        return [array for array, is_read in zip(arrays, [*works, True], strict=True) if is_read]
-
-    def _works(self, follower: Layer) -> bool:
-        """Return whether a layer does something in this pass."""
-        return self.draws is not None or not follower.only_trains
-
-    def _followers(self, layer: int, samples: int) -> list[tuple[FollowerOperations, DeviceArray | None]]:
-        """Return what follows a layer and does something here, with what it keeps for the way back."""
-        stage, places = self.shard.network.stages[layer], self.activations.places(layer, samples)
-        shapes = stage.shapes[-1 - len(stage.followers) :]
-        return [
-            (follower_operations(one, shapes[place], layer, self._draw(layer, place, samples)), places[place])
-            for place, one in enumerate(stage.followers)
-            if self._works(one)
-        ]
-
-    def _draw(self, layer: int, place: int, samples: int) -> Draw | None:
-        """Return what decides for the layer at this place behind a layer."""
-        stage = self.shard.network.stages[layer]
-        units = math.prod(stage.shapes[len(stage.shapes) - len(stage.followers) + place])
-        rows, columns = self.shard.held(self.shard.plan.makes(layer), (samples, units))
-        place += stage.place + 1
-        return self.draws.of(place, rows, columns, units) if self.draws is not None else None
+    @property
+    def _followers(self) -> Followers:
+        return Followers(self.shard, self.activations, self.draws)
 
     def _add_output_bias(self, Z: DeviceArray) -> Operation:
         return operations.bias_activation("output bias", Z, self._output_bias, "identity")
@@ -172,7 +131,7 @@ class Pass:
         ]
         items += _leave(gradients, panels, LOSS, FORWARD)
         move, made_back = shard.backward_move(depth, samples), activations.made_back(depth, samples)
-        items += _Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once
+        items += Moved.of(f"move of gradients {depth}", FORWARD, move, Z, made_back).at_once
         return _of_layer(depth, items)
 
     def _backward(self, gradients: Arena, panels: Sequence[Panel], samples: int) -> list[Item]:
@@ -181,7 +140,7 @@ class Pass:
         products = itertools.count(1)
         for layer in reversed(self.shard.network.numbers):
             own, dZ = self._operations(layer), self.activations.between_back(layer, samples)[0]
-            moved = self._below(layer, samples, next(products)) if layer > 1 else _Moved()
+            moved = self._below(layer, samples, next(products)) if layer > 1 else Moved()
             A = self.activations.taken(layer - 1, samples)
             weights = own.weight_gradient(next(products), A, dZ, gradients)
             # While dZ_{l-1} moves the gradients of W_l are made.
@@ -189,29 +148,31 @@ class Pass:
             items += _of_layer(layer, [*mine, *_leave(gradients, panels, layer, BACKWARD), *moved.finish])
         return items
 
-    def _below(self, layer: int, samples: int, product: int) -> _Moved:
+    def _below(self, layer: int, samples: int, product: int) -> Moved:
         """dZ_{l-1}, from dZ_l, by the backward pass's product of this number."""
         activations, below = self.activations, layer - 1
-        taken, made = activations.taken_back(below, samples), activations.made_back(below, samples)
+        taken, arrived = activations.taken_back(below, samples), activations.arrived_back(below, samples)
         move = self.shard.backward_move(below, samples)
-        moved = _Moved.of(f"move of gradients {below}", BACKWARD, move, taken, made)
-        dZ = activations.between_back(layer, samples)[0]
-        multiply = self._operations(layer).input_gradient(product, dZ, taken)
+        moved = Moved.of(f"move of gradients {below}", BACKWARD, move, taken, arrived)
+        dZ, with_halo = activations.between_back(layer, samples)[0], activations.with_halo(layer, samples)
+        halo = self.shard.halo_move(layer, samples)
+        first = Moved.of(f"halo of gradients {layer}", BACKWARD, halo, dZ, with_halo).at_once
+        first.append(self._operations(layer).input_gradient(product, with_halo, taken))
         through = self._through(below, samples)
         if move is None:
-            return _Moved([multiply, *through])
-        return _Moved([multiply, *moved.start], [*moved.finish, *through])
+            return Moved([*first, *through])
+        return Moved([*first, *moved.start], [*moved.finish, *through])
 
     def _through(self, layer: int, samples: int) -> list[Item]:
         """The gradient of what the next layer takes to dZ of a layer, through those that follow it."""
-        between, back = (
-            of(layer, samples) for of in (self.activations.between, self.activations.between_back)
-        )
-        followers = self._followers(layer, samples)
-        items: list[Item] = [
-            one.backward(back[place], back[place + 1], places, between[place + 1])
-            for place, (one, places) in reversed(list(enumerate(followers)))
-        ]
+        spreads, activations = self.shard.spreads, self.activations
+        between, back = (of(layer, samples) for of in (activations.between, activations.between_back))
+        items: list[Item] = []
+        if spreads.makes_part_back(layer):
+            arrays = activations.arrived_back(layer, samples), activations.made_back(layer, samples)
+            copied = Copied(self.shard, layer, spreads.made(layer))
+            items.append(copied.operation(f"take part of gradients {layer}", BACKWARD, *arrays))
+        items += self._followers.backward(layer, samples)
         return [*items, self._operations(layer).activation_gradient(between[0], back[0])]
 
 
@@ -231,28 +192,6 @@ def _leave(gradients: Arena, panels: Sequence[Panel], layer: int, part: str) -> 
         for bucket, panel in enumerate(panels)
         if panel.layer == layer
     ]
-
-
-@dataclass(frozen=True)
-class _Moved:
-    """What starts a move, and what ends it."""
-
-    start: list[Item] = field(default_factory=list)
-    finish: list[Item] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls, name: str, part: str, move: Redistribution | None, source: DeviceArray, target: DeviceArray
-    ) -> _Moved:
-        """Make the two items of a redistribution; without one there is nothing to do."""
-        if move is None:
-            return cls()
-        start = StartRedistribution(name, part, move, source, target)
-        return cls([start], [FinishRedistribution(start)])
-
-    @property
-    def at_once(self) -> list[Item]:
-        return [*self.start, *self.finish]
 
 
 def _without_empty(items: Sequence[Item]) -> list[Item]:

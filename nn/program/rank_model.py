@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nn.input.augment import Augmenter
 from nn.input.source import Source
 from nn.launch.gemm.components import ComponentPool, Components, Split
 from nn.launch.kernels import Kernels
@@ -103,15 +104,22 @@ class RankModel:
 class TrainingArrays:
     """What training adds to a model: gradients, what the optimiser keeps, and the buckets that leave."""
 
-    def __init__(self, model: RankModel, optimiser: Optimiser, exchanges: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        model: RankModel,
+        optimiser: Optimiser,
+        exchanges: tuple[str, str],
+        augmenter: Augmenter | None = None,
+    ) -> None:
         """``exchanges`` are those over all ranks, and over the ranks of a shard."""
         driver, shard = model.driver, model.shard
-        self._model, self._optimiser = model, optimiser
+        self._model, self._optimiser, self._augmenter = model, optimiser, augmenter
         with driver.ledger.of("gradients"):
             self.gradients = Arena(driver, gradient_layout(shard, model.numbers.dtype))
         with driver.ledger.of("momentum"):
             self.state = OptimiserState(driver, optimiser, model.parameters.layout)
-        self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if model.network.draws else None
+        draws = model.network.draws or augmenter is not None
+        self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
 
     def step(self, source: Source, batch: int) -> list[Item]:
@@ -123,7 +131,9 @@ class TrainingArrays:
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""
-        return Draws(self._model.numbers.seed, self._step, first) if self._step is not None else None
+        if self._step is None:
+            return None
+        return Draws(self._model.numbers.seed, self._step, first, self._augmenter)
 
     def count_step(self) -> list[Operation]:
         """List what counts a step in which this rank has no samples."""

@@ -61,13 +61,7 @@ def same(one: DeviceArray, other: DeviceArray) -> bool:
 
 def overlap(one: DeviceArray, other: DeviceArray) -> bool:
     """Return whether they may share an element: each begins before the other ends."""
-    return one.pointer < _end(other) and other.pointer < _end(one)
-
-
-def _end(array: DeviceArray) -> int:
-    rows = array.shape[0] if len(array.shape) == 2 else 1
-    elements = (rows - 1) * array.ld + array.shape[-1] if array.size else 0
-    return array.pointer + elements * array.dtype.itemsize
+    return one.pointer < other.end and other.pointer < one.end
 
 
 def columns_within(array: DeviceArray, whole: DeviceArray) -> tuple[int, int] | None:
@@ -87,6 +81,11 @@ def reads(item: Item, array: DeviceArray) -> bool:
 
 def writes(item: Item, array: DeviceArray) -> bool:
     """Return whether an item writes some of an array."""
+    return any(overlap(array, one) for one in written(item))
+
+
+def written(item: Item) -> Sequence[DeviceArray]:
+    """Return the arrays that an item writes."""
     if isinstance(item, StartRedistribution):
-        return overlap(array, item.target)
-    return isinstance(item, Operation) and any(overlap(array, one) for one in item.writes)
+        return (item.target,)
+    return item.writes if isinstance(item, Operation) else ()

@@ -104,6 +104,11 @@ def bound(operation: Operation, kernels: Kernels | None) -> QueueWork:
     return lambda stream: compute()
 
 
+def bound_all(items: Sequence[Item], kernels: Kernels | None) -> list[QueueWork]:
+    """Bind the operations of a list in which nothing is exchanged."""
+    return [bound(item, kernels) for item in items if isinstance(item, Operation)]
+
+
 def bind(operation: Operation, streams: Streams, kernels: Kernels | None) -> Callable[[], object]:
     """Bind the operation to the compute stream."""
     return partial(bound(operation, kernels), streams.compute)

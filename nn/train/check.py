@@ -98,6 +98,10 @@ def precision_on(
 def batches(problem: Problem) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pixels, scaled, and labels of each step of a run, as the reference takes them."""
     images, labels = problem.dataset.images, problem.dataset.labels
-    for step in range(problem.schedule.steps):
-        rows = problem.schedule.rows(step)
-        yield images[rows].astype(np.float64) / problem.settings.pixel_scale, labels[rows]
+    schedule, augmenter = problem.schedule, problem.augmenter
+    for step in range(schedule.steps):
+        rows = schedule.rows(step)
+        X = images[rows]
+        if augmenter is not None:
+            X = augmenter.augmented(X, rows, schedule.epoch(step))
+        yield X.astype(np.float64) / problem.settings.pixel_scale, labels[rows]

@@ -164,7 +164,7 @@ def _merged_spans(arrays: Iterator[DeviceArray]) -> list[tuple[int, int]]:
 
     Spans that only touch stay apart: they may be two allocations, and CUDA copies from one at a time.
     """
-    spans = sorted({(array.pointer, _end(array)) for array in arrays if array.size})
+    spans = sorted({(array.pointer, array.end) for array in arrays if array.size})
     merged: list[tuple[int, int]] = []
     for start, stop in spans:
         if merged and start < merged[-1][1]:
@@ -172,10 +172,3 @@ def _merged_spans(arrays: Iterator[DeviceArray]) -> list[tuple[int, int]]:
         else:
             merged.append((start, stop))
     return merged
-
-
-def _end(array: DeviceArray) -> int:
-    elements = array.size
-    if len(array.shape) == 2:
-        elements = (array.shape[0] - 1) * array.ld + array.shape[1]
-    return array.pointer + elements * array.dtype.itemsize

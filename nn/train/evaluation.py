@@ -84,7 +84,7 @@ class Evaluator:
         self._chunks = [(start, min(start + chunk, last)) for start in range(first, last, chunk)]
         copying = phases.phase("evaluation images host -> device", streams.upload)
         with driver.ledger.of("evaluation"):
-            self._queue = UploadQueue(driver, streams, copying, images, self.labels, chunk)
+            self._queue = UploadQueue(driver, streams, copying, samples, chunk)
         spread = model.shard.plan.takes(model.network.depth + 1)
         self._has_its_own = spread != WHOLE or model.shard.index == 0  # of logits
         classes, dtype = model.network.classes, model.parameters.flat.dtype

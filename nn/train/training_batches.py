@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from nn.input.resident import Resident
 from nn.input.schedule import Schedule
 from nn.input.source import Batches
@@ -37,12 +39,14 @@ def _streamed(problem: Problem, shard: Shard, resources: RankResources) -> Batch
     steps = 1  # without threads there is nothing to hand over, and less stays in the caches
     if resources.driver.has_kernels:
         steps = steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
+    samples = [dataset.images, dataset.labels]
+    if problem.augmenter is not None:
+        samples.append(np.arange(schedule.used, dtype=np.int32))
     feed = UploadQueue(
         resources.driver,
         resources.streams,
         resources.phases.phase("copying images host -> device", resources.streams.upload),
-        dataset.images,
-        dataset.labels,
+        samples,
         steps * rows,
         _helpers(resources, min(_GATHERING, -(-schedule.steps // steps))),
     )

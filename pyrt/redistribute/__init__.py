@@ -5,6 +5,7 @@ source                  target                     what MPI calls it
 ======================= ========================== =====================================================
 ``rows``, ``columns``   ``whole``                  all-gather
 ``rows``                ``columns``                all-to-all; and the other way round
+spans                   spans                      all-to-all; with a halo a part goes to several ranks
 ``whole``, a sum        ``rows``, ``columns``      reduce-scatter
 ``whole``, a sum        ``whole``                  all-reduce: a reduce-scatter over rows, then an all-gather
 ======================= ========================== =====================================================
@@ -23,7 +24,7 @@ that does not write the source, and does not touch the target, may be queued on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -32,44 +33,53 @@ from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 from pyrt.job import Job
 from pyrt.phases import Phases
-from pyrt.redistribute.regions import SPREADS, Region, region
+from pyrt.redistribute.regions import SPREADS, Region, Spans, region
 from pyrt.streams import Streams
 
 CHOICES = ("host", "device", "peer")
 
-_PLAIN = (("rows", "whole"), ("columns", "whole"), ("rows", "columns"), ("columns", "rows"))
+_SPANS = "spans"
+_PLAIN = (
+    *(("rows", "whole"), ("columns", "whole"), ("rows", "columns"), ("columns", "rows")),
+    *((_SPANS, "whole"), (_SPANS, "rows"), (_SPANS, "columns"), ("rows", _SPANS), (_SPANS, _SPANS)),
+)
 
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A matrix of this shape from one spread to another; with ``sums`` the sum of all ranks' matrices."""
+    """A matrix of this shape from one spread to another; with ``sums`` the sum of all ranks' matrices.
+
+    So many rows stay ``together``, as the pixels of an image, of which each is a row of its channels. Spans
+    are columns of each rank; those of a source do not overlap.
+    """
 
     shape: tuple[int, int]
-    source: str
-    target: str
+    source: str | Spans
+    target: str | Spans
     sums: bool = False
+    together: int = 1
 
     def __post_init__(self) -> None:
-        pair = self.source, self.target
-        if not (self.source == "whole" and self.target in SPREADS if self.sums else pair in _PLAIN):
+        pair = tuple(one if isinstance(one, str) else _SPANS for one in (self.source, self.target))
+        allowed = [("whole", one) for one in (*SPREADS, _SPANS)] if self.sums else _PLAIN
+        if pair not in allowed:
             raise ValueError(f"no {'sum' if self.sums else 'move'} from {self.source} to {self.target}")
 
     @property
     def stages(self) -> tuple[Redistribution, ...]:
         """The moves that it is made of, each of one message from each rank to each rank."""
         if self.sums and self.target == "whole":
-            return Redistribution(self.shape, "whole", "rows", sums=True), Redistribution(
-                self.shape, "rows", "whole"
-            )
+            first = replace(self, target="rows")
+            return first, replace(self, source="rows", sums=False)
         return (self,)
 
     def source_of(self, ranks: int, rank: int) -> Region:
         """Return the region that this rank has."""
-        return region(self.source, self.shape, ranks, rank)
+        return region(self.source, self.shape, ranks, rank, self.together)
 
     def target_of(self, ranks: int, rank: int) -> Region:
         """Return the region that this rank gets."""
-        return region(self.target, self.shape, ranks, rank)
+        return region(self.target, self.shape, ranks, rank, self.together)
 
     def message(self, ranks: int, sender: int, receiver: int) -> Region:
         """Return what one rank sends another, or keeps, in a one-stage redistribution; may be empty."""

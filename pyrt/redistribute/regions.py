@@ -7,6 +7,9 @@ from typing import NamedTuple
 SPREADS = ("rows", "columns", "whole")
 """How ranks hold a matrix: each a contiguous part of its rows, one of its columns, or all of it."""
 
+Spans = tuple[tuple[int, int], ...]
+"""The columns of each rank, start and stop, where shares are not even or overlap: a part and its halo."""
+
 
 def share(size: int, ranks: int, rank: int) -> tuple[int, int]:
     """Start and stop of a rank's contiguous part: the first ``size % ranks`` ranks get one more."""
@@ -35,7 +38,12 @@ class Region(NamedTuple):
         return Region(_both(self.rows, other.rows), _both(self.columns, other.columns))
 
     def within(self, outer: Region) -> Region:
-        """Return the same part, counted from the first row and column of a region that holds it."""
+        """Return the same part, counted from the first row and column of a region that holds it.
+
+        An empty one, which may lie elsewhere, begins with the region.
+        """
+        if not self.size:
+            return Region((0, 0), (0, 0))
         (row, _), (column, _) = outer
         return Region(
             (self.rows[0] - row, self.rows[1] - row), (self.columns[0] - column, self.columns[1] - column)
@@ -47,12 +55,18 @@ def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return start, max(start, min(one[1], other[1]))
 
 
-def region(spread: str, shape: tuple[int, int], ranks: int, rank: int) -> Region:
-    """Return the region that a rank holds of a matrix of this shape; ValueError for an unknown spread."""
+def region(spread: str | Spans, shape: tuple[int, int], ranks: int, rank: int, together: int = 1) -> Region:
+    """Return the region that a rank holds of a matrix of this shape; ValueError for an unknown spread.
+
+    So many rows stay ``together``: all of them are of one rank.
+    """
+    rows, columns = shape
+    if not isinstance(spread, str):
+        return Region((0, rows), spread[rank])
     if spread not in SPREADS:
         raise ValueError(f"{spread!r} is no spread: {', '.join(SPREADS)} are")
-    rows, columns = shape
+    start, stop = share(rows // together, ranks, rank)
     return Region(
-        share(rows, ranks, rank) if spread == "rows" else (0, rows),
+        (start * together, stop * together) if spread == "rows" else (0, rows),
         share(columns, ranks, rank) if spread == "columns" else (0, columns),
     )

@@ -10,8 +10,9 @@ from bench.plans import Case, Length, Line, Row, measure, parse_lines, table, ve
 from bench.timing import Times
 from nn.autotune import probe
 from nn.autotune.cost import Cost
-from nn.autotune.probe.context import EXTENTS, Extent
+from nn.autotune.probe.context import EXTENTS
 from pyrt.job import Job, join
+from tests.nn.autotune.rates import QUICK
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_lines_of_the_baseline_survive_other_output():
 def test_every_plan_is_run_and_predicted(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = job.comm.bcast(str(tmp_path))
     monkeypatch.setattr(probe, "cache_folder", lambda name: Path(folder) / name)
-    monkeypatch.setitem(EXTENTS, "cpu", Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16)))
+    monkeypatch.setitem(EXTENTS, "cpu", QUICK)
     rows = measure(Case((32, 16), 20), folder, job, "cpu", Length(epochs=3, warm_up=1, steps=2))
     assert [one.name for one in rows][:2] == ["data", "model, 1 x 2"]
     assert all(one.predicted.seconds > 0 and one.measured.median > 0 for one in rows)

@@ -13,9 +13,10 @@ from experiments import plans, plans_figures
 from experiments.plans_points import COUNTED, DATA, FAMILIES, FORK_AND_JOIN, HERE, MAP, MIXED, MODEL, TIMED
 from experiments.study import FAILED, Setup
 from nn.autotune import probe
-from nn.autotune.probe.context import EXTENTS, Extent
+from nn.autotune.probe.context import EXTENTS
 from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, Plan
 from pyrt.job import Job, join
+from tests.nn.autotune.rates import QUICK
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -211,7 +212,7 @@ def test_plans_are_run_and_their_bytes_counted(tmp_path: Path, monkeypatch: pyte
     job: Job = join()
     folder = Path(job.comm.bcast(str(tmp_path)))
     monkeypatch.setattr(probe, "cache_folder", lambda name: folder / name)
-    monkeypatch.setitem(EXTENTS, "cpu", Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16)))
+    monkeypatch.setitem(EXTENTS, "cpu", QUICK)
     sizes = {"ranks": 2, "planned": 2, "device": "cpu", "hidden": 16, "batch": 20}
     timed = plans.measure({"kind": TIMED, "rates": HERE, **sizes}, job, folder)
     assert [row["family"] for row in timed][:2] == [DATA, MODEL]

@@ -29,7 +29,7 @@ from nn.app.options import Options
 from nn.autotune import rates
 from nn.autotune.cost import Costing
 from nn.autotune.listed_step import Task, on_null
-from nn.autotune.rates import Rates
+from nn.autotune.rates import CONVOLUTIONS, Convolutions, Rates
 from nn.checkpoints import files as checkpoints
 from nn.checkpoints.metadata import Checkpoint
 from nn.files import net_files, parameters
@@ -45,7 +45,7 @@ from nn.model.net_text import layers_of_text
 from nn.model.network import Network, text_of
 from nn.model.pool import MaxPool2d
 from nn.parallel import plan_files
-from nn.parallel.plan import SPLITS, Plan
+from nn.parallel.plan import SPACE, SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
 from tests.nn.autotune.rates import HOPPER, random_rates
@@ -290,7 +290,7 @@ def require_parameters(found: dict[str, np.ndarray]) -> None:
 
 def require_plan(found: Plan) -> None:
     assert type(found.groups) is int and found.groups > 0 and type(found.shards) is int and found.shards > 0
-    assert isinstance(found.splits, tuple) and set(found.splits) <= set(SPLITS)
+    assert isinstance(found.splits, tuple) and set(found.splits) <= {*SPLITS, SPACE}
     assert str(found).isprintable()
     try:
         found.require_fits(NETWORK, 4)
@@ -329,7 +329,10 @@ _TABLES = pack_table(IMAGES, LABELS), b"a,label,b\n" + pack_table(IMAGES[:, :1, 
 _PARAMETERS = initial_values(NETWORK, "float64", 0)
 _NET_PARAMETERS = initial_values(CONVOLUTIONAL, "float64", 0)
 _FLOATS = IMAGES.astype(np.float32) / 255
-_RATES = replace(random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0})
+_CONVOLUTIONS = Convolutions([64, 4096], [8], [27, 576], dict.fromkeys(CONVOLUTIONS, [[[1.0, 2.0]]] * 2))
+_RATES = replace(
+    random_rates(0, HOPPER), tflop_s=50.0, passes_gb_s={"head": 100.0}, convolutions=_CONVOLUTIONS
+)
 
 _RUN = Options(hidden=(5,), optimiser="adam", dtype="float64", batch=3)
 _PROGRESS = Progress(3, [Epoch(1, 0.5, 0.9, None, 0.1)], 1.5)

@@ -61,8 +61,9 @@ KINDS = {"forward": Convolution, "to the input": InputGradient, "to the filters"
 VERSIONS = [
     (version, dtype)
     for version, dtype in itertools.product(CONV_VERSIONS, ("float32", "float64"))
-    if runs_convolution(version, dtype, "sm_90a")
+    if runs_convolution(version, dtype, "sm_90a") and version != "winograd"
 ]
+"""All but winograd, which rounds in its own way: test_conv_winograd.py."""
 
 
 @pytest.fixture(params=VERSIONS, ids="-".join)
@@ -146,7 +147,7 @@ def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", WIDE.values(), ids=WIDE)
 def test_many_channels_in_the_fastest_version_same_bits_twice(library, device, rng, case, kind):
-    version = CONV_VERSIONS[-1]
+    version = "implicit"
     if not runs_convolution(version, "float32", library.driver.architecture):
         pytest.skip("needs tensor cores that this device has not")
     kernels, case = Kernels(library, "float32", conv=version), Case(rng, "float32", *case)

@@ -9,6 +9,7 @@ One by its number, on any number of ranks: mpirun -n 3 python -m tests.nn.random
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -25,15 +26,16 @@ from nn.checkpoints.stopping import Stopping
 from nn.input.validation_split import SPLITS as VAL_SPLITS
 from nn.input.validation_split import TAIL
 from nn.model import reference
-from nn.model.network import ACTIVATIONS, LOSSES
+from nn.model.network import ACTIVATIONS, LOSSES, Network
 from nn.optimisers import OPTIMISERS
-from nn.parallel.plan import SAMPLES, SPLITS
+from nn.parallel.plan import SAMPLES, SPACE, SPLITS, Plan
 from nn.train import check
+from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.job import run as run_job
 from train import train
 
-PIXELS, CLASSES = (2, 3), 5
+PIXELS, CLASSES = (5, 3), 5
 ROWS = 23
 """Training samples, of which some validate."""
 
@@ -99,10 +101,19 @@ class RandomRun:
             options = dataclasses.replace(options, lr=0.05 * options.lr, eps=small, beta2=0.9)
         if rng.random() < 0.4:
             net, convolutions = drawn_net(rng, hidden, options.activation)
-            plan["layers"] = [SAMPLES] * convolutions + splits
+            if shards > 1:
+                first = [str(rng.choice(SPLITS[:2]))]  # by no columns: images have one channel
+                splits = [*first, *(str(rng.choice(SPLITS)) for _ in range(convolutions - 1)), *splits]
+            else:
+                splits = [SAMPLES] * convolutions + splits
+            plan["layers"] = splits
             plain = {"hidden": Options.hidden, "activation": Options.activation}
             # Deep nets of large weights magnify roundings of float32.
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)
+            if shards > 1:
+                plan["layers"] = by_space(rng, plan, options.make_network(PIXELS, CLASSES))
+        augment = rng.choice(["", "", "", "flip", "shift1", "flip,shift1"])
+        options = dataclasses.replace(options, augment=str(augment) or None)
         return cls(number, ranks, device, options, plan, stop)
 
     def __str__(self) -> str:
@@ -182,6 +193,17 @@ class RandomRun:
         np.testing.assert_allclose(
             [epoch.loss for epoch in report.epochs], losses, rtol=tolerance, err_msg="losses of epochs"
         )
+
+
+def by_space(rng: np.random.Generator, plan: dict[str, Any], network: Network) -> list[str]:
+    """Split some convolutions by rows of images, where these are high enough."""
+    splits, (groups, shards) = list(plan["layers"]), plan["grid"]
+    for place in range(len(splits)):
+        others = (*splits[:place], SPACE, *splits[place + 1 :])
+        with contextlib.suppress(UserError):
+            Plan(groups, shards, others).require_fits(network, groups * shards)
+            splits[place] = str(rng.choice([splits[place], SPACE]))
+    return splits
 
 
 def drawn_net(rng: np.random.Generator, hidden: tuple[int, ...], activation: str) -> tuple[str, int]:

@@ -5,10 +5,10 @@
 
 #include "nn/update.cuh"
 
-// What the steps so far make of the averages. Its numbers change between two steps alone.
+// How many steps the averages have seen. Its numbers change between two steps alone.
 struct AdamClock {
-    double steps;                     // that are over
-    double correction1, correction2;  // 1 - beta^t of the step that comes
+    double steps;           // that are over
+    double power1, power2;  // beta^t of the step that comes
 };
 
 // As packed by nn/optimisers/adam.py.
@@ -23,7 +23,7 @@ struct Adam {
         Vec4 mean = read(m + at, part), square = read(v + at, part);
         const real keep1 = (real)beta1, keep2 = (real)beta2;
         const real take1 = (real)(1 - beta1), take2 = (real)(1 - beta2);
-        const real by1 = (real)(1 / clock->correction1), by2 = (real)(1 / clock->correction2);
+        const real by1 = (real)(1 / (1 - clock->power1)), by2 = (real)(1 / (1 - clock->power2));
 #pragma unroll
         for (int j = 0; j < WIDTH; j++) {
             const real change = i + j < s.decayed ? g.of[j] + decay * p.of[j] : g.of[j];
@@ -39,8 +39,8 @@ struct Adam {
     __device__ void end_step() const
     {
         clock->steps += 1;
-        clock->correction1 = 1 - pow(beta1, clock->steps + 1);
-        clock->correction2 = 1 - pow(beta2, clock->steps + 1);
+        clock->power1 *= beta1;  // as the host does for a resumed run: pow would round otherwise there
+        clock->power2 *= beta2;
     }
 };
 static_assert(sizeof(Adam) == (sizeof(real) == 4 ? 56 : 64), "as nn/optimisers/adam.py packs it");

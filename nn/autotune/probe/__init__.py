@@ -1,16 +1,17 @@
 """What this machine does a second, measured in some seconds by this job, and kept in the cache.
 
-============ ========================================================================================
-``setting``  what is measured, and how large it is on each kind of device
-``passes``   operations that are no products
-``products`` matrix products
-``links``    what moves between ranks, the exchange of gradients among it
-``clock``    how long a piece of work takes
-``lender``   memory for all that
-============ ========================================================================================
+================ ====================================================================================
+``context``      what is measured, and how large it is on each kind of device
+``passes``       operations that are neither products nor convolutions
+``products``     matrix products
+``convolutions`` forward, to the input and to the filters
+``links``        what moves between ranks, the exchange of gradients among it
+``clock``        how long a piece of work takes
+``lender``       memory for all that
+================ ====================================================================================
 
-Operations and products run as a step runs them; what moves goes by the very links and exchange that training
-takes, in groups of all sizes that a plan may have here, all of them at work.
+Operations, products and convolutions run as a step runs them; what moves goes by the very links and exchange
+that training takes, in groups of all sizes that a plan may have here, all of them at work.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from nn.autotune.listed_step import kernels_on
 from nn.autotune.probe.context import EXTENTS, Extent, ProbeContext
+from nn.autotune.probe.convolutions import convolution_times
 from nn.autotune.probe.links import LinkProbe
 from nn.autotune.probe.passes import pass_rates
 from nn.autotune.probe.products import product_times
-from nn.autotune.rates import MALFORMED, Link, Products, Rates, parsed
+from nn.autotune.rates import MALFORMED, Rates, parsed
 from nn.launch.kernels import Kernels
 from pyrt.cache import cache_folder
 from pyrt.devices import sharing
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.log import log
 
-VERSION = 1
+VERSION = 2
 """Of what is measured, and of the file: rates that an older one has left are measured again."""
 
 
@@ -68,7 +71,7 @@ def _key(setting: ProbeContext) -> dict[str, object]:
         "cores": job.comm.bcast(job.cores),
         "exchange": setting.way.name,
         "mpi": job.library,
-        "numbers": [task.dtype, task.gemm, task.math],
+        "numbers": [task.dtype, task.gemm, task.conv, task.math],
     }
 
 
@@ -90,33 +93,36 @@ def _write(file: Path, key: Mapping[str, object], rates: Rates) -> None:
 def probe(setting: ProbeContext) -> Rates:
     """Measure all. Collective: the same on every rank."""
     driver, kernels = setting.driver, _kernels(setting)
-    least, passes, products, node, network = _measure(setting, EXTENTS[driver.name], kernels)
+    measures = _measure(setting, EXTENTS[driver.name], kernels)
+    passes = measures["passes_gb_s"]
     return Rates(
         f"measured by {setting.job.size} rank(s), {setting.job.library}",
         DeviceProperties.of(driver),
-        least * 1e6,
-        passes.get("step", max(passes.values(), default=1.0)),
-        passes,
-        products,
+        **measures,
+        memory_gb_s=passes.get("step", max(passes.values(), default=1.0)),
         exchange=setting.way.name,
         ranks_per_node=setting.way.node.size,
-        node=node,
-        network=network,
         memory_gb=driver.free_memory() * 1e-9 if driver.name == "cuda" else 0.0,
         dtype=setting.task.dtype,
         gemm=kernels.gemm_version if kernels is not None else "auto",
+        conv=kernels.conv_version if kernels is not None else "auto",
         math=setting.task.math,
     )
 
 
-def _measure(
-    setting: ProbeContext, extent: Extent, kernels: Kernels | None
-) -> tuple[float, dict[str, float], Products, dict[str, Link], dict[str, Link]]:
-    """Measure operations, products, and links within a node and across nodes. Collective."""
-    (least, passes), products = pass_rates(setting, extent), product_times(setting, extent)
+def _measure(setting: ProbeContext, extent: Extent, kernels: Kernels | None) -> dict[str, Any]:
+    """Measure operations, and links within a node and across nodes: fields of `Rates`. Collective."""
+    least, passes = pass_rates(setting, extent)
+    products, convolutions = product_times(setting, extent), convolution_times(setting, extent)
     links = LinkProbe(setting, extent, kernels)
-    node = links.fitted(size for size in _divisors(setting.way.node.size) if size > 1)
-    return least, passes, products, node, links.across()
+    return {
+        "operation_us": least * 1e6,
+        "passes_gb_s": passes,
+        "products": products,
+        "convolutions": convolutions,
+        "node": links.fitted(size for size in _divisors(setting.way.node.size) if size > 1),
+        "network": links.across(),
+    }
 
 
 def _kernels(setting: ProbeContext) -> Kernels | None:

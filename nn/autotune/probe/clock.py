@@ -26,11 +26,13 @@ class Clock:
         self._job, self._clock = job, StreamClock(driver, driver.create_stream())
         self._runs = not isinstance(driver, NullDriver)
 
-    def seconds(self, work: Work) -> float:
-        """Return the seconds of one piece of work; on the null device one second."""
+    def seconds(self, work: Work, before: Sequence[Work] = ()) -> float:
+        """Return the seconds of one piece of work; on the null device one second. ``before`` is done once."""
         if not self._runs:
             return 1.0
         clock = self._clock
+        for one in before:
+            one(clock.stream)
         self._job.comm.Barrier()
         clock.seconds(work)
         once = clock.seconds(work)

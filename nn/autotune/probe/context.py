@@ -19,7 +19,20 @@ class ProbeContext:
     way: ExchangeChoice
     """Of the exchange among all ranks."""
     task: Task
-    """Its dtype, gemm and math count; its network and batch do not."""
+    """Its dtype, gemm, conv and math count; its network and batch do not."""
+
+
+@dataclass(frozen=True)
+class Convolved:
+    """Sizes of convolutions; each of the three in ascending order."""
+
+    side: int
+    """Of the images, pixels,"""
+    samples: tuple[int, ...]
+    """how many of them,"""
+    channels: tuple[int, ...]
+    """their channels,"""
+    filters: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -28,16 +41,41 @@ class Extent:
 
     products: tuple[int, ...]
     """M, N and K."""
-    steps: tuple[tuple[tuple[int, ...], int], ...]
-    """Hidden layers and samples of the steps whose operations are timed."""
+    convolved: Convolved
+    steps: tuple[tuple[str, tuple[int, ...], int], ...]
+    """Networks, as ``--net`` has them, the images that they take, and samples of the steps whose operations
+    are timed."""
     moved: tuple[int, ...]
     """Bytes of a matrix, or of gradients."""
 
 
 EXTENTS = {
     "cuda": Extent(
-        (16, 64, 256, 1024, 4096), (((512,), 3000), ((4096, 4096), 4096)), (1 << 16, 1 << 21, 1 << 25)
+        (16, 64, 256, 1024, 4096),
+        Convolved(32, (1, 16, 128), (3, 16, 64, 512), (16, 64, 512)),
+        (
+            ("dense512,sigmoid,dense10", (784,), 3000),
+            ("dense4096,sigmoid,dense4096,sigmoid,dense10", (784,), 4096),
+            ("conv3x3x64p1,relu,conv3x3x64p1,relu,pool2,conv3x3x64p1,relu,dense10", (64, 64, 3), 128),
+        ),
+        (1 << 16, 1 << 21, 1 << 25),
     ),
-    "cpu": Extent((16, 64, 256, 1024), (((1024, 1024), 2048),), (1 << 16, 1 << 20, 1 << 23)),
-    "emulated": Extent((8, 16), (((16, 16), 16),), (1 << 10, 1 << 12)),
+    "cpu": Extent(
+        (16, 64, 256, 1024),
+        Convolved(16, (4, 32), (1, 8, 64), (8, 64)),
+        (
+            ("dense1024,sigmoid,dense1024,sigmoid,dense10", (784,), 2048),
+            ("conv3x3x16p1,relu,conv3x3x16p1,relu,pool2,dense10", (16, 16, 3), 64),
+        ),
+        (1 << 16, 1 << 20, 1 << 23),
+    ),
+    "emulated": Extent(
+        (8, 16),
+        Convolved(4, (1, 2), (1, 8), (8,)),
+        (
+            ("dense16,sigmoid,dense16,sigmoid,dense10", (784,), 16),
+            ("conv3x3x8p1,relu,pool2,dense10", (4, 4, 3), 2),
+        ),
+        (1 << 10, 1 << 12),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Operations of a step that are no products: how fast they reach memory, and the least that one takes."""
+"""Operations but products and convolutions: how fast they reach memory, and the least that one takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from contextlib import closing
 from dataclasses import replace
 from typing import cast
 
-from nn.autotune.cost import kind
+from nn.autotune.cost import is_pass, kind
 from nn.autotune.listed_step import ListedStep, kernels_on
 from nn.autotune.probe.clock import Clock, medians
 from nn.autotune.probe.context import Extent, ProbeContext
 from nn.autotune.probe.lender import Lender
-from nn.model.network import Network
+from nn.model.net_text import make_network
 from nn.optimisers import Sgd
 from nn.parallel.plan import Plan
 from nn.program import operations
@@ -22,23 +22,23 @@ from pyrt.driver import Driver
 
 
 def pass_rates(setting: ProbeContext, extent: Extent) -> tuple[float, dict[str, float]]:
-    """Seconds of the smallest operation, and GB/s of those of steps that are no products, by kind.
+    """Seconds of the smallest operation, and GB/s of those of steps that are `is_pass`, by kind.
 
     Of several of a kind that which moves most counts. Collective.
     """
     clock = Clock(setting.driver, setting.job)
     seconds: dict[str, tuple[int, float]] = {}
-    for hidden, batch in extent.steps:
+    for net, image, batch in extent.steps:
         with closing(Lender(setting.driver)) as lender:
             driver = cast(Driver, lender)
             kernels = kernels_on(driver, setting.task)
-            network = Network.dense((784, *hidden, 10), "sigmoid", "softmax")
+            network = make_network(net, image, 10, "softmax")
             task = replace(setting.task, network=network, batch=batch, optimiser=Sgd(momentum=0.0))
             data = Plan.data(1, network.depth)
             # Under other plans some operations are not fused that are here.
             steps = [ListedStep(task, data, driver, fused) for fused in dict.fromkeys((kernels, None))]
             for operation in (item for step in steps for item in (*step.items, step.update(True))):
-                if not isinstance(operation, Operation) or len(operation.work.products) == 1:
+                if not isinstance(operation, Operation) or not is_pass(operation.work):
                     continue
                 name, nbytes = kind(operation), operation.bytes
                 if nbytes > seconds.get(name, (0, 0.0))[0]:

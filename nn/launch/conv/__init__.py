@@ -7,7 +7,10 @@
 ``shared``       a tile of the image with its halo, and the filters, in shared memory
 ``im2col``       a matrix of all windows, then the products that are there
 ``narrow``       few channels, in registers and shared memory
+``sliding``      the same at stride 1, where windows share pixels; part of ``narrow``
 ``implicit``     tensor cores of sm_90 that gather the windows on the way
+``implicit_mma`` the same on those of sm_80 and later
+``winograd``     transforms of tiles, and products of fewer multiplications between them
 ================ =======================================================================
 """
 
@@ -18,8 +21,10 @@ from typing import TYPE_CHECKING
 from nn.launch.conv.direct import bind_direct
 from nn.launch.conv.im2col import bind_im2col
 from nn.launch.conv.implicit import bind_implicit
+from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
+from nn.launch.conv.winograd import bind_small_winograd, bind_winograd
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -32,6 +37,9 @@ _BIND = {
     "im2col": bind_im2col,
     "narrow": bind_narrow,
     "implicit": bind_implicit,
+    "implicit_mma": bind_implicit_mma,
+    "winograd": bind_winograd,
+    "winograd_2x2": bind_small_winograd,
 }
 
 

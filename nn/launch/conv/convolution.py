@@ -17,13 +17,23 @@ from nn.launch.shapes import require_shape
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
-from pyrt.kernels import Launch
+from pyrt.kernels import Launch, blocks
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
 
 WORKSPACE_BYTES = 256 << 20
-"""The most memory for a matrix of windows: those of more samples are made in slices."""
+"""The most memory for windows, or for transformed tiles: those of more samples are made in slices."""
+
+
+def sample_slices(samples: int, each: int) -> list[tuple[int, int]]:
+    """Return start and stop of nearly equal slices of samples, each of so many bytes.
+
+    A slice has at most `WORKSPACE_BYTES`, but one sample at least.
+    """
+    count = blocks(samples, max(1, WORKSPACE_BYTES // each))
+    size = blocks(samples, count)
+    return [(start, min(start + size, samples)) for start in range(0, samples, size)]
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,15 @@ class ConvolutionWork(Work):
         return self.filters.shape[0]
 
     @property
+    def convolution(self) -> ConvolutionWork:
+        return self
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Windows, filters, and pixels of a window: M, N, K of the product that it is, forward."""
+        return self.samples * self.window.places, self.filter_count, self.window.pixels
+
+    @property
     def flops(self) -> int:
         """Two for each window, filter and pixel, those of padding included."""
         return 2 * self.samples * self.window.places * self.filters.size
@@ -55,10 +74,7 @@ class ConvolutionWork(Work):
     def slices(self) -> list[tuple[int, int]]:
         """Start and stop of the samples whose windows are made at once, at most `WORKSPACE_BYTES` of them."""
         window = self.window
-        each = window.places * window.pixels * self.images.dtype.itemsize
-        count = -(-self.samples // max(1, WORKSPACE_BYTES // each))
-        size = -(-self.samples // count)
-        return [(start, min(start + size, self.samples)) for start in range(0, self.samples, size)]
+        return sample_slices(self.samples, window.places * window.pixels * self.images.dtype.itemsize)
 
     @property
     def matrix_size(self) -> int:

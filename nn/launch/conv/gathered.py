@@ -8,6 +8,10 @@ from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradi
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 
+FORWARD_PARTS = (1, 2, 3, 4, 6, 8)
+FILTER_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Parts of k; k of filters counts windows, of which there are many."""
+
 
 def gathered(work: ConvolutionWork) -> tuple[Window, int]:
     """Return the windows that the kernel gathers, and the channels of what it gathers them from.

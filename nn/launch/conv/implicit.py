@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
-from nn.launch.conv.gathered import gathered, operands_of, result_of
+from nn.launch.conv.gathered import FILTER_PARTS, FORWARD_PARTS, gathered, operands_of, result_of
 from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
 from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
@@ -31,10 +31,6 @@ _CHANNEL_STEP = 8
 _MOST_STEP = 8
 _CORNERS = range(-128, 128)
 """The strides, and the first and last windows beside an image, that a map of windows can have."""
-
-_FORWARD_PARTS = (1, 2, 3, 4, 6, 8)
-_FILTER_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Parts of k; k of filters counts windows, of which there are many."""
 
 
 def fits_implicit(work: ConvolutionWork) -> bool:
@@ -150,6 +146,10 @@ class ImplicitConvolution(Work):
         return self.work.writes
 
     @property
+    def convolution(self) -> ConvolutionWork:
+        return self.work
+
+    @property
     def result(self) -> DeviceArray:
         """What it writes as a matrix: a row a window and a column a filter or channel, or dW."""
         return result_of(self.work)
@@ -237,7 +237,7 @@ def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
     of_filters = isinstance(work.work, FilterGradient)
     counts = work.matrix.count, work.images.count
     a, b = counts if of_filters else counts[::-1]
-    return candidates(K, a, b, shared_memory, _FILTER_PARTS if of_filters else _FORWARD_PARTS)
+    return candidates(K, a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
 
 
 def choose(work: ImplicitConvolution, multiprocessors: int, shared_memory: int) -> Tiling:

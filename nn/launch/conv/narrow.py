@@ -1,4 +1,4 @@
-"""Launches of convolutions of few channels (kernels/conv/narrow.cu)."""
+"""Launches of convolutions of few channels (kernels/conv/narrow.cu, and sliding.cu where that fits)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from nn.launch.column_sums import ColumnSums
 from nn.launch.conv.convolution import Convolution, ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.gathered import gathered, result_of
+from nn.launch.conv.sliding import bind_sliding, fits_sliding
 from nn.launch.conv.window import window_arguments
 from nn.launch.gemm.product import PLAIN, Epilogue
 from pyrt.arrays import DeviceArray
@@ -61,6 +62,8 @@ def _tile(work: ConvolutionWork) -> int:
 
 def bind_narrow(kernels: Kernels, work: ConvolutionWork, epilogue: Epilogue = PLAIN) -> Launch:
     """Bind a convolution, with the bias and the activation of an epilogue."""
+    if fits_sliding(work):
+        return bind_sliding(kernels, work, epilogue)
     if isinstance(work, FilterGradient):
         return _bind_filters(kernels, work)
     window, _ = gathered(work)

@@ -17,7 +17,7 @@ from nn.launch.shapes import Block, Grid
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
-from pyrt.kernels import Launch, blocks, in_order
+from pyrt.kernels import Launch, blocks
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
@@ -39,6 +39,8 @@ class OutputGradient(Work):
     activation: ActivationBackward
     sums: ColumnSums
     components: Components | None
+
+    kind = "output gradient"
 
     @property
     def _parts(self) -> Sequence[Work]:
@@ -79,8 +81,8 @@ class OutputGradient(Work):
             pooling = self.pooling
             sizes = window_arguments(pooling.images.shape[0], pooling.window)
             inputs = (*sizes, pooling.places, pooling.made, pooling.outputs)
-        launch = kernel.bind(grid, block, *inputs, *outputs, partials)
-        return in_order([launch, ColumnSums(partials, self.sums.sums).on_device(kernels)])
+        done = DeviceArray.from_host(kernels.driver, np.zeros(grid[1], np.int32))
+        return kernel.bind(grid, block, *inputs, *outputs, partials, self.sums.sums, done)
 
     def in_numpy(self) -> Compute:
         calls, parts = [part.in_numpy() for part in self._parts], self.components

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
+from nn.launch.gemm.mma import has_mma
 
-CONV_VERSIONS = ("direct", "shared", "im2col", "implicit")
-"""All versions, from the first to the fastest; the last is for float32, and for tensor cores of sm_90."""
+CONV_VERSIONS = ("direct", "shared", "im2col", "implicit", "winograd")
+"""All versions, in the order of the ladder; ``implicit`` is for float32, on tensor cores from sm_80 on.
+
+``winograd`` rounds more than the others, so nobody gets it who does not ask for it.
+"""
 
 
 def fastest_convolution(dtype: DTypeLike, architecture: str) -> str:
@@ -28,4 +31,4 @@ def common_convolution(dtype: DTypeLike, architectures: Iterable[str]) -> str:
 
 def runs_convolution(version: str, dtype: DTypeLike, architecture: str) -> bool:
     """Return whether devices of this architecture run a version in this dtype."""
-    return version != "implicit" or (architecture in TENSOR_ARCHITECTURES and np.dtype(dtype) == np.float32)
+    return version != "implicit" or (has_mma(architecture) and np.dtype(dtype) == np.float32)

@@ -6,6 +6,7 @@
 ``ladder``   the rungs without tensor cores
 ``mma``      tensor cores of sm_80, operands as they are
 ``wgmma``    tensor cores of sm_90, operands split into bf16 components
+``batch``    many such products of one shape at once
 ============ ==========================================================================
 """
 

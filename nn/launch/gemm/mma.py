@@ -6,6 +6,7 @@ M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K,
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,13 @@ _TILES = ((64, 64), (128, 128))
 
 
 def choose_mma_tiling(
-    M: int, N: int, K: int, components: int, multiprocessors: int, shared_memory: int
+    M: int,
+    N: int,
+    K: int,
+    components: int,
+    multiprocessors: int,
+    shared_memory: int,
+    parts_of_k: Sequence[int] = _PARTS,
 ) -> MmaTiling:
     """Choose the cut of least predicted time for so many multiprocessors, bytes of shared memory a block."""
     depth = max(1, blocks(K, _DEPTH))
@@ -83,7 +90,7 @@ def choose_mma_tiling(
         time = _LAUNCH + most * blocks(depth, tiling.parts) * size * each * _TILE[components]
         return time + (_SUM_PARTS + tiling.parts * M * N * _PARTIAL if tiling.parts > 1 else 0)
 
-    candidates = [MmaTiling(*tile, parts) for tile in _TILES for parts in _PARTS if parts <= depth]
+    candidates = [MmaTiling(*tile, parts) for tile in _TILES for parts in parts_of_k if parts <= depth]
     fitting = [tiling for tiling in candidates if tiling.shared <= shared_memory]
     return min(fitting, key=microseconds)
 
@@ -99,36 +106,53 @@ def bind_mma(
     epilogue.require_fits(product)
     if sums is not None and sums.shape != (M,):
         raise ValueError(f"mma: sums {sums.shape} is not ({M},)")
-    driver, D, C = kernels.driver, product.D, epilogue.C or product.D
+    driver, D = kernels.driver, product.D
     tiling = choose_mma_tiling(M, N, K, kernels.mma_components, driver.multiprocessors, driver.shared_memory)
-    partials, row_sums = _partials(driver, tiling, M, N, sums)
-    result = (epilogue.alpha, epilogue.beta, C, C.ld, epilogue.bias, D, D.ld)
+    partials = room_for_parts(driver, tiling.parts, M * N)
+    row_sums = room_for_parts(driver, tiling.parts, M) if sums is not None else None
     file, constants = mma_product(product, kernels.mma_components, epilogue.activation)
     launch = kernels.library.kernel(file, tiling.kernel, **constants).bind(
         (blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts),
         (tiling.threads,),
-        *(M, N, K, product.A, product.A.ld, product.B, product.B.ld, partials, row_sums),
-        *result,
+        *(M, N, K, product.A, product.A.ld, product.B, product.B.ld, partials, row_sums or sums),
+        *_result(D, epilogue),
         shared=tiling.shared,
     )
     if partials is None:
         return launch
+    return add_parts(kernels, launch, tiling.parts, partials, D, epilogue, (row_sums, sums))
+
+
+def room_for_parts(driver: Driver, parts: int, size: int) -> DeviceArray | None:
+    """Make room for sums of each part of K, so many of them; None where K is whole."""
+    return DeviceArray.empty(driver, (parts * size,), np.float32) if parts > 1 else None
+
+
+def add_parts(
+    kernels: Kernels,
+    launch: Launch,
+    parts: int,
+    partials: DeviceArray,
+    D: DeviceArray,
+    epilogue: Epilogue,
+    sums: tuple[DeviceArray | None, DeviceArray | None] = (None, None),
+) -> Launch:
+    """Let a launch that makes the sums of each part be followed by the one that adds them.
+
+    ``sums``: those of rows, of each part and added.
+    """
     file, constants = parts_sum(epilogue.activation)
     add = kernels.library.kernel(file, "sum_parts", **constants)
-    shape = plane_shape(M, N)
-    return in_order([launch, add.bind(*shape, M, N, tiling.parts, partials, row_sums, sums, *result)])
+    M, N = D.shape
+    return in_order(
+        [launch, add.bind(*plane_shape(M, N), M, N, parts, partials, *sums, *_result(D, epilogue))]
+    )
 
 
-def _partials(
-    driver: Driver, tiling: MmaTiling, M: int, N: int, sums: DeviceArray | None
-) -> tuple[DeviceArray | None, DeviceArray | None]:
-    """Make room for the products, and the sums of rows, of each part of K; where K is whole: none."""
-    if tiling.parts == 1:
-        return None, sums
-    partials = DeviceArray.empty(driver, (tiling.parts * M * N,), np.float32)
-    if sums is None:
-        return partials, None
-    return partials, DeviceArray.empty(driver, (tiling.parts * M,), np.float32)
+def _result(D: DeviceArray, epilogue: Epilogue) -> tuple[float | int | DeviceArray | None, ...]:
+    """Return the arguments that a kernel's ``Result`` is made of, behind its sizes."""
+    C = epilogue.C or D
+    return epilogue.alpha, epilogue.beta, C, C.ld, epilogue.bias, D, D.ld
 
 
 def mma_product(product: Product, components: int, activation: str) -> tuple[str, Constants]:

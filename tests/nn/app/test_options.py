@@ -123,6 +123,8 @@ def test_no_exchange_at_all_is_for_python_alone(capsys):
         (["--tolerance", "1e-3"], ["--tolerance", "--check"]),
         (["--sanitize"], ["--sanitize", "--device emulated"]),
         (["--order-seed", "1", "--device", "cpu"], ["--order-seed", "--device emulated"]),
+        (["--augment", "rotate"], ["--augment rotate", "must be flip, or shift"]),
+        (["--augment", "flip,shift0"], ["--augment flip,shift0", "must be flip, or shift"]),
         (["--resume"], ["--resume", "--checkpoint DIR"]),
         (["--checkpoint-every", "5"], ["--checkpoint-every", "--checkpoint DIR"]),
         (["--keep", "1"], ["--keep", "--checkpoint DIR"]),
@@ -178,7 +180,7 @@ def test_a_command_line_fills_every_option():
         "--momentum 0.9 --optimiser adam --beta1 0.8 --beta2 0.99 --eps 1e-7 --dtype float64 "
         "--device emulated --sanitize --order-seed 5 --no-share-gpus "
         "--data folder --samples 9 --no-shuffle "
-        "--classes 12 --val-fraction 0.2 --val-split random "
+        "--classes 12 --val-fraction 0.2 --val-split random --augment shift2,flip "
         "--seed 4 --pixel-scale 1 --init a.npz --save b.npz --check --tolerance 1e-3 "
         "--gemm naive --exchange blocking --ranks-per-node 3 --placement stream --no-graph --print-every 2 "
         "--profile --json c.json --export d.onnx"
@@ -207,6 +209,7 @@ def test_a_command_line_fills_every_option():
         classes=12,
         val_fraction=0.2,
         val_split="random",
+        augment="flip,shift2",
         shuffle=False,
         seed=4,
         pixel_scale=1.0,

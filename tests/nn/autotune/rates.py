@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from nn.autotune.probe.context import Convolved, Extent
 from nn.autotune.rates import KINDS, LAYOUTS, Link, Products, Rates
 from pyrt.driver.null import DeviceProperties
+
+STEPS = ("dense48,sigmoid,dense10", (12,), 64), ("conv3x3x4,relu,pool2,dense10", (6, 6, 2), 16)
+QUICK = Extent((16, 32), Convolved(4, (1, 4), (1, 3), (2, 4)), STEPS, (1 << 12, 1 << 16))
+"""What is measured in no time."""
 
 HOPPER = DeviceProperties("a GPU", "sm_90a", 132, 232448)
 

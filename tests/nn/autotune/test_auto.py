@@ -16,16 +16,20 @@ import pytest
 from nn.app.options import Options
 from nn.autotune import __main__ as autotune
 from nn.autotune import probe
-from nn.autotune.cost import kind
+from nn.autotune.__main__ import network_of, parse
+from nn.autotune.cost import is_pass, kind
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.probe import ProbeContext, measured
-from nn.autotune.probe.context import EXTENTS, Extent
+from nn.autotune.probe.clock import Clock
+from nn.autotune.probe.context import EXTENTS, Convolved, Extent
 from nn.autotune.probe.lender import Lender
-from nn.autotune.rates import KINDS, LAYOUTS, load
+from nn.autotune.rates import CONVOLUTIONS, KINDS, LAYOUTS, load
 from nn.autotune.search import Search
+from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
 from nn.parallel import plan_files
 from nn.parallel.plan import Plan
+from nn.program.operations import Operation
 from pyrt.devices import open_device
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.null import DeviceProperties
@@ -33,11 +37,12 @@ from pyrt.errors import UserError
 from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
 from tests import few, mpi
-from tests.nn.autotune.rates import random_rates
+from tests.nn.autotune.rates import HOPPER, QUICK, random_rates
 from train import train
 
-QUICK = Extent((16, 32), (((48, 32), 64),), (1 << 12, 1 << 16))
-"""What is measured in no time."""
+EMULATED = Extent(
+    (8,), Convolved(4, (1,), (2,), (3,)), (("dense12,sigmoid,dense10", (30,), 8),), (1 << 10, 1 << 11)
+)
 
 TASK = Task(Network.dense((12, 16, 16, 5), "sigmoid", "softmax"), 20)
 
@@ -54,7 +59,7 @@ def shared(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Compiled kernels stay where they are.
     monkeypatch.setattr(probe, "cache_folder", lambda name: folder / "cache" / name)
     monkeypatch.setitem(EXTENTS, "cpu", QUICK)
-    monkeypatch.setitem(EXTENTS, "emulated", Extent((8,), (((12,), 8),), (1 << 10, 1 << 11)))
+    monkeypatch.setitem(EXTENTS, "emulated", EMULATED)
     if job.rank == 0:
         images = np.random.default_rng(0).integers(0, 256, (40, 3, 4), np.uint8)
         np.savez(folder / "digits.npz", x_train=images, y_train=np.arange(40) % 5)
@@ -70,6 +75,8 @@ def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: py
     assert len({str(rates) for rates in job.comm.allgather(first)}) == 1
     assert set(first.node) == (set(KINDS) if job.size > 1 else set())
     assert first.products is not None and set(first.products.us) == set(LAYOUTS)
+    assert first.convolutions is not None and first.convolutions.axes == ([16, 64], [2, 4], [9, 27])
+    assert {np.shape(us) for us in first.convolutions.us.values()} == {(2, 2, 2)}
     Search(TASK, job.size, first).best()
     monkeypatch.setattr(probe, "probe", None)
     assert measured(setting) == first
@@ -95,7 +102,19 @@ def test_a_device_with_kernels_is_measured_too(shared: Path, job: Job) -> None:
     rates = measured(ProbeContext(job, driver, choose("auto", driver, job, ranks_per_node=2), TASK))
     assert rates.ranks_per_node == 2
     assert set(rates.node) == set(rates.network) == set(KINDS)
+    assert rates.conv == "direct" and rates.convolutions is not None
+    assert rates.convolutions.axes == ([16], [3], [18]) and set(rates.convolutions.us) == set(CONVOLUTIONS)
     driver.close()
+
+
+@pytest.mark.parallel([1])
+def test_operands_are_made_once_before_what_reads_them_is_timed(job: Job) -> None:
+    done: list[str] = []
+    with closing(CpuDriver()) as driver:
+        assert (
+            Clock(driver, job).seconds(lambda _: done.append("product"), [lambda _: done.append("split")]) > 0
+        )
+    assert done[0] == "split" and "split" not in done[1:] and len(done) > 10
 
 
 def test_what_was_lent_is_given_back():
@@ -114,8 +133,21 @@ def test_what_was_lent_is_given_back():
 def test_all_operations_of_a_cpu_step_are_measured():
     """Those of steps that the probe times are those of any step."""
     step = on_null(TASK, Plan.data(2, 3), DeviceProperties())
-    kinds = {kind(item) for item in step.items if hasattr(item, "flops") and "GEMM" not in item.name}
+    kinds = {kind(item) for item in step.items if isinstance(item, Operation) and is_pass(item.work)}
     assert kinds == {"pixels", "bias and activation", "head", "column sums", "activation gradient"}
+
+
+def test_the_steps_of_the_probe_have_the_passes_of_convolutional_networks():
+    """On a CPU, and on a GPU of tensor cores, where they are fused."""
+    network = make_network("lenet5", *IMAGES["lenet5"], "softmax")
+    for name, device in (("cpu", DeviceProperties()), ("cuda", HOPPER)):
+        nets = [make_network(net, image, 10, "softmax") for net, image, _ in EXTENTS[name].steps]
+        listed = [on_null(Task(net, 64), Plan.data(1, net.depth), device) for net in (network, *nets)]
+        wanted, *found = (
+            {kind(item) for item in step.items if isinstance(item, Operation) and is_pass(item.work)}
+            for step in listed
+        )
+        assert wanted <= set().union(*found)
 
 
 @pytest.mark.parallel([1, 2])
@@ -173,6 +205,64 @@ def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) ->
     assert "\nforward GEMM 1" in done.stdout
 
 
+def test_the_plan_of_a_convolutional_network_of_a_file(tmp_path: Path) -> None:
+    """For images that are not there, on a machine by its name."""
+    layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "pool", "size": 2}]
+    layers += [{"kind": "dense", "units": 4096}, {"kind": "dense", "units": 20}]
+    (tmp_path / "net.json").write_text(json.dumps({"layers": layers, "loss": "sigmoid"}))
+    data = "synthetic:66x66x3:20:100000000"  # more than there is memory for
+    done = command(
+        "--net", tmp_path / "net.json", "--data", data, "--batch", 64, "--ranks", 4, "--rates", "h200"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "66x66x3, conv3x3x8,pool2,dense4096,dense20, sigmoid cross-entropy per class" in done.stdout
+    # Rows of 8192 x 4096 weights cost more to sum than 64 samples to move.
+    assert "shards: W1 by samples, W2 by " in done.stdout and "fork and join" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "image", "classes"),
+    [
+        ("", (784,), 10),
+        ("--inputs 50 --classes 7", (50,), 7),
+        ("--net vgg16", (224, 224, 3), 1000),
+        ("--net lenet5 --data cifar100", (32, 32, 3), 100),
+        ("--net lenet5 --data embedded", (28, 28), 10),
+        ("--net mnist-conv --data synthetic:30x20x2:4:9 --classes 6", (30, 20, 2), 6),
+        ("--net dense20,relu,dense10 --inputs 30", (30,), 10),
+    ],
+)
+def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int, ...], classes: int) -> None:
+    options, own = parse(words.split())
+    network = network_of(options, own)
+    assert (network.input_shape, network.classes) == (image, classes)
+    assert options.net is not None or network.is_dense
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--net conv3x3x8,dense10", "--net: nothing says what images it takes: give --data synthetic:HxWxC"),
+        ("--net lenet5 --data cifar10 --inputs 784", "--inputs: --data says what images are like"),
+        ("--net lenet5 --data synthetic:8x8:10:5", "--data synthetic:8x8:10:5: must be synthetic:HxWxC"),
+        ("--net vgg16 --data synthetic:8x8x3:10:5", "--net: layer 14: pool2: a window of 2 x 2 does not fit"),
+    ],
+)
+def test_networks_that_cannot_be_are_one_line(words: str, message: str) -> None:
+    options, own = parse(words.split())
+    with pytest.raises(UserError) as caught:
+        network_of(options, own)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_network_of_a_file_needs_images_too(tmp_path: Path) -> None:
+    layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "dense", "units": 10}]
+    (tmp_path / "net.json").write_text(json.dumps({"layers": layers}))
+    done = command("--net", tmp_path / "net.json", "--rates", "h200")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--net: nothing says what images it takes" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -180,6 +270,7 @@ def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) ->
         (["--hidden", "", "--rates", MACHINE], "--hidden"),
         (["--rates", "none.json"], "--rates none.json: No such file or directory"),
         (["--rates", MACHINE, "--dtype", "float64"], "are for float32"),
+        (["--rates", "h200", "--math", "bf16"], "--math bf16: the rates of h200 are for float32"),
         (["--rates", MACHINE, "--ranks", "64"], "no links across nodes of 8"),
         (["--rates", MACHINE, "--save", "/none/plan.json"], "--save"),
     ],

@@ -46,9 +46,30 @@ MOVES = [
 @pytest.mark.parametrize("shape", [(8, 8), (5, 3), (1, 7), (2, 1)])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_the_formulas_of_moves_are_the_sums_of_their_messages(source, target, sums, shape, ranks):
-    move = Redistribution(shape, source, target, sums)
-    for rank in range(ranks):
-        assert moved(move, ranks, rank) == Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
+    for pixels in (1, 3):
+        rows, channels = shape
+        move = Redistribution((rows * pixels, channels), source, target, sums, together=pixels)
+        for rank in range(ranks):
+            assert moved(move, ranks, rank) == Traffic(move.sent(ranks, rank), move.messages(ranks, rank))
+
+
+def test_the_formulas_of_halos_are_the_sums_of_their_messages():
+    own, halo = ((0, 4), (4, 8), (8, 11)), ((0, 5), (3, 9), (7, 11))
+    for pair in ((own, halo), ("rows", halo), (own, "rows"), (own, "columns"), (own, "whole")):
+        move = Redistribution((5, 11), *pair)
+        for rank in range(3):
+            assert moved(move, 3, rank) == Traffic(move.sent(3, rank), move.messages(3, rank))
+    assert moved(Redistribution((5, 11), own, halo), 3, 1) == Traffic(5 * 2, 2)
+    assert moved(Redistribution((5, 11), "whole", own, sums=True), 3, 2) == Traffic(5 * 8, 2)
+
+
+def test_halos_by_hand():
+    """3 x 3 windows: a row above and one below; back the same of the outputs' gradient, but for layer 1."""
+    network = make_network("conv3x3x8p1,relu,conv3x3x6p1,relu,dense4", (8, 5, 2), 4, "softmax")
+    shard = Shard(Plan(1, 2, ("space", "space", COLUMNS)), network, 0)
+    sent = [moved(move, 2, 0).elements for move in shard.moves(10) if move.sums is False]
+    # A1 before layer 2, a row of 5 x 8; the gradient of Z2, of 5 x 6. The dense layer takes rows as they are.
+    assert sent == [10 * 5 * 8, 10 * 5 * 6]
 
 
 def test_a_step_takes_whole_images_where_a_pool_comes_first():
@@ -105,6 +126,17 @@ def test_between_two_layers_moves_what_the_table_says(pair, numbers):
     below = part.sum_move(1, 32), part.forward_move(1, 32), part.backward_move(1, 32)
     sent = sum(moved(move, 4, 0).elements for move in below if move is not None)
     assert sent == numbers * 3 / 4 * 32 * 16
+
+
+@pytest.mark.parametrize(("pair", "numbers"), TRANSITIONS.items())
+def test_between_two_convolutions_moves_what_the_table_says(pair, numbers):
+    """Of images behind the pool; what ranks that split by columns sum up is before it, four times as much."""
+    network = make_network("conv3x3x8p1,relu,pool2,conv3x3x16p1,relu,dense4", (6, 6, 4), 4, "softmax")
+    part = Shard(Plan(1, 4, (*pair, SAMPLES)), network, 0)
+    below = part.sum_move(1, 32), part.forward_move(1, 32), part.backward_move(1, 32)
+    sent = sum(moved(move, 4, 0).elements for move in below if move is not None)
+    sums = 2 * (4 - 1) if pair[0] == COLUMNS else 0
+    assert sent == (numbers + sums) * 3 / 4 * 32 * 3 * 3 * 8
 
 
 def buckets_of(network: Network) -> list[Any]:
@@ -225,9 +257,14 @@ def plans(ranks: int, layers: int) -> list[Plan]:
     ]
 
 
-def require_as_counted(options: Options, plan: Plan, shared: Path, job: Job) -> None:
+DENSE = Network.dense((12, 9, 7, 5), "sigmoid", "softmax")
+
+
+def require_as_counted(
+    options: Options, plan: Plan, shared: Path, job: Job, network: Network = DENSE
+) -> None:
     counted = counted_run(options, plan, shared, job)
-    task = Task(Network.dense((12, 9, 7, 5), "sigmoid", "softmax"), 20)
+    task = Task(network, 20)
     rates = random_rates(0, exchange="host")
     cost = Costing(on_null(task, plan, DeviceProperties(), job.rank), rates).cost
     assert counted["elements"] * 4 == pytest.approx(cost.sent, rel=1e-12), plan
@@ -249,11 +286,34 @@ def test_so_it_is_on_a_device_with_kernels(shared: Path, job: Job) -> None:
         require_as_counted(options, plan, shared, job)
 
 
+CONVOLUTIONS = "dropout0.2,conv2x2x6,relu,pool2s1,conv1x2x5,tanh,dense7,relu,dense5"
+
+
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize(
+    "splits", [(ROWS, COLUMNS, ROWS, COLUMNS), (SAMPLES, ROWS, COLUMNS, SAMPLES)], ids=str
+)
+def test_so_it_is_where_convolutions_are_split(shared: Path, job: Job, splits: tuple[str, ...]) -> None:
+    options = dataclasses.replace(SETTING, hidden=Options.hidden, net=CONVOLUTIONS)
+    network = make_network(CONVOLUTIONS, (3, 4), 5, "softmax")
+    require_as_counted(options, Plan(1, 3, splits), shared, job, network)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize(
+    "splits", [("space", "space", ROWS), ("space", ROWS, COLUMNS), (ROWS, "space", SAMPLES)], ids=str
+)
+def test_so_it_is_where_rows_of_images_are_split(shared: Path, job: Job, splits: tuple[str, ...]) -> None:
+    net = "conv3x3x6p1,relu,avgpool2s1,conv2x2x5same,tanh,dense5"
+    options = dataclasses.replace(SETTING, hidden=Options.hidden, net=net)
+    require_as_counted(options, Plan(1, 2, splits), shared, job, make_network(net, (3, 4), 5, "softmax"))
+
+
 @pytest.mark.parallel([3])
 def test_shards_of_buckets_are_sent_as_the_formula_says(shared: Path, job: Job) -> None:
     plan = Plan.data(3, 3)
     counted = counted_run(dataclasses.replace(SETTING, exchange="device"), plan, shared, job)
-    part = Shard(plan, Network.dense((12, 9, 7, 5), "sigmoid", "softmax"), job.rank)
+    part = Shard(plan, DENSE, job.rank)
     buckets = [panel.bucket for panel in panels(part, gradient_layout(part, "float32"))]
     expected = exchanges()["device"].sent(buckets, 3, job.rank, 4)
     assert (counted["elements"], counted["messages"]) == (expected.elements, expected.messages)
@@ -276,7 +336,7 @@ def test_the_list_on_the_null_device_is_the_list_that_runs(
     monkeypatch.setattr(training_steps, "TrainingStep", Step)
     for plan in (Plan.data(2, 3), Plan.model(1, 2, 3), Plan(1, 2, (SAMPLES, ROWS, COLUMNS))):
         counted_run(SETTING, plan, shared, job)
-        task = Task(Network.dense((12, 9, 7, 5), "sigmoid", "softmax"), 20)
+        task = Task(DENSE, 20)
         listed = on_null(task, plan, DeviceProperties(), job.rank).items
         assert [described(item) for item in lists[-1]] == [described(item) for item in listed]
 

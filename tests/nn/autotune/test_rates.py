@@ -13,7 +13,7 @@ import pytest
 from nn.autotune import rates as rates_module
 from nn.autotune.listed_step import Task
 from nn.autotune.probe.links import fit
-from nn.autotune.rates import KINDS, LAYOUTS, Link, Products, load
+from nn.autotune.rates import CONVOLUTIONS, KINDS, LAYOUTS, Convolutions, Link, Products, load
 from nn.autotune.search import Search
 from nn.autotune.table import table
 from nn.model.network import Network
@@ -55,6 +55,31 @@ def test_without_measured_products_the_later_of_flops_and_bytes_counts():
     assert rates.product_seconds(1000, 1000, 1, "nn", 4_000_000) == pytest.approx(5e-6 + 40e-6)
 
 
+def test_convolutions_between_those_measured_are_interpolated_in_logarithms():
+    windows, filters, pixels = [64, 4096], [8, 32, 512], [27, 576]
+    w, f, p = np.meshgrid(windows, filters, pixels, indexing="ij")
+    us = {kind: (place * w * f**0.5 * p**0.3).tolist() for place, kind in enumerate(CONVOLUTIONS, 1)}
+    rates = replace(random_rates(0), convolutions=Convolutions(windows, filters, pixels, us))
+    for place, kind in enumerate(CONVOLUTIONS, 1):
+        inside = place * 1e-6 * 100 * 20**0.5 * 144**0.3
+        assert rates.convolution_seconds(kind, (100, 20, 144), 10) == pytest.approx(inside, rel=1e-12)
+        # More windows than were measured take longer in proportion, fewer pixels as long as the fewest.
+        beyond = place * 1e-6 * 40960 * 512**0.5 * 27**0.3
+        assert rates.convolution_seconds(kind, (40960, 512, 9), 10) == pytest.approx(beyond, rel=1e-12)
+
+
+def test_convolutions_that_are_not_measured_take_as_long_as_the_products_of_their_windows():
+    rates = random_rates(0)
+    windows, filters, pixels = sizes = 700, 30, 150
+    products = [(windows, filters, pixels, "nt"), (windows, pixels, filters, "nn")]
+    products += [(filters, pixels, windows, "tn")]
+    for kind, product in zip(CONVOLUTIONS, products, strict=True):
+        assert rates.convolution_seconds(kind, sizes, 10) == rates.product_seconds(*product, 10)
+    by_flops = replace(rates, products=None, tflop_s=2.0, memory_gb_s=1000.0, operation_us=0.0)
+    for kind in CONVOLUTIONS:
+        assert by_flops.convolution_seconds(kind, sizes, 10) == pytest.approx(2 * 700 * 30 * 150 / 2e12)
+
+
 def test_a_link_takes_its_once_its_messages_and_its_bytes():
     assert Link(3.0, 2.0, 10.0).seconds(1e6, 4) == pytest.approx(3e-6 + 8e-6 + 100e-6)
 
@@ -66,6 +91,17 @@ def test_rates_survive_their_file(tmp_path, seed):
     assert load(tmp_path / "rates.json") == rates
 
 
+def test_rates_of_convolutions_survive_their_file_and_older_files_have_none(tmp_path):
+    times = Convolutions([1, 2], [8], [9], {kind: [[[1.0]], [[2.5]]] for kind in CONVOLUTIONS})
+    rates = replace(random_rates(0, HOPPER), convolutions=times, conv="im2col")
+    rates.save("--save-rates", tmp_path / "rates.json")
+    assert load(tmp_path / "rates.json") == rates
+    content = json.loads((tmp_path / "rates.json").read_text())
+    del content["convolutions"], content["conv"]
+    (tmp_path / "older.json").write_text(json.dumps(content))
+    assert load(tmp_path / "older.json") == replace(rates, convolutions=None, conv="auto")
+
+
 @pytest.mark.parametrize("file", sorted(MACHINES.glob("*.json")), ids=lambda file: file.name)
 def test_the_machines_that_come_with_the_project_are_rates_and_say_their_sources(file):
     assert "docs/explain/measurements.md" in load(file).about
@@ -73,6 +109,9 @@ def test_the_machines_that_come_with_the_project_are_rates_and_say_their_sources
 
 FOUR_TIMES = {layout: np.ones((2, 2, 2)).tolist() for layout in LAYOUTS}
 """Of products of two sizes."""
+
+ONE_TIME = {kind: [[[1.0]]] for kind in CONVOLUTIONS}
+"""Of convolutions of one size."""
 
 
 def broken(**changes: object) -> str:
@@ -99,6 +138,11 @@ def broken(**changes: object) -> str:
         broken(products={"sizes": [16], "us": {}}),
         broken(products={"sizes": [16, 8], "us": {"nn": [[[1.0]]]}}),
         broken(products={"sizes": [8, 16], "us": {layout: [[[1.0]]] for layout in LAYOUTS}}),
+        broken(convolutions={"windows": [1], "filters": [1], "pixels": [1], "us": {}}),
+        broken(convolutions={"windows": [2, 1], "filters": [1], "pixels": [1], "us": ONE_TIME}),
+        broken(convolutions={"windows": [1, 2], "filters": [1], "pixels": [1], "us": ONE_TIME}),
+        broken(convolutions={"windows": 1, "filters": [1], "pixels": [1], "us": ONE_TIME}),
+        broken(conv="none"),
         broken(node={"gather": {"us": 1, "message_us": 1, "gb_s": 1}}),
         broken(network={kind: {"us": 1, "message_us": 1, "gb_s": 0} for kind in KINDS}),
         broken(ranks_per_node=0),

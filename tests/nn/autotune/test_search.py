@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nn.autotune.listed_step import Task, on_null
+from nn.autotune.rates import load
 from nn.autotune.search import Search
+from nn.model.conv2d import Conv2d
+from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
-from nn.parallel.plan import SAMPLES, SPLITS, Plan
+from nn.parallel.plan import SAMPLES, Plan
 from pyrt.driver.null import DeviceProperties
 from pyrt.errors import UserError
 from tests import few
@@ -21,14 +25,15 @@ HIDDEN = [(64,), (100, 40), (64, 200, 33)]
 
 def best_of_all(search: Search) -> float:
     """The least seconds of any plan."""
-    depth, ranks = search.task.network.depth, search.ranks
+    network, ranks = search.task.network, search.ranks
+    ways = [network.layer(number).splits for number in network.numbers]
     plans = [
         Plan(ranks // shards, shards, splits)
         for shards in range(2, ranks + 1)
         if ranks % shards == 0
-        for splits in itertools.product(SPLITS, repeat=depth)
+        for splits in itertools.product(*ways)
     ]
-    costs = [search.cost(plan) for plan in (Plan.data(ranks, depth), *plans)]
+    costs = [search.cost(plan) for plan in (Plan.data(ranks, network.depth), *plans)]
     return min(cost.seconds for cost in costs if cost is not None and search.fits(cost))
 
 
@@ -47,6 +52,25 @@ def test_the_best_plan_is_that_of_a_search_of_all(seed, device, exchange):
     cost = search.cost(search.best())
     assert cost is not None
     assert cost.seconds == pytest.approx(best_of_all(search), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", few(range(2), of=range(6)))
+def test_so_it_is_of_convolutional_networks(seed):
+    """Layers split as they say that they can be, with pooling between them."""
+    network = make_network("conv3x3x8,relu,pool2,dense200,relu,dense30", (12, 10, 3), 30, "softmax")
+    rates = random_rates(seed, (DeviceProperties(), HOPPER)[seed % 2], "peer")
+    search = Search(Task(network, (24, 500)[seed % 2]), 4, rates)
+    cost = search.cost(search.best())
+    assert cost is not None
+    assert cost.seconds == pytest.approx(best_of_all(search), rel=1e-9)
+
+
+def test_one_weird_trick_is_found():
+    """AlexNet: convolutions by samples, whose filters are few, dense layers by weights (Krizhevsky 2014)."""
+    network = make_network("alexnet", *IMAGES["alexnet"], "softmax")
+    best = Search(Task(network, 512), 4, load(Path("h200"))).best()
+    convolutions = [isinstance(network.layer(number), Conv2d) for number in network.numbers]
+    assert [split == SAMPLES for split in best.splits] == convolutions
 
 
 @pytest.mark.parametrize(("exchange", "device"), few([LAST[0], LAST[3], LAST[4]], of=LAST))

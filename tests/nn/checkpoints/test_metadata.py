@@ -62,6 +62,7 @@ class TestMetadata:
             ({"classes": 12}, "without --classes, this run is with --classes 12"),
             ({"shuffle": False}, "with --shuffle, this run is with --no-shuffle"),
             ({"seed": 1}, "--seed 0"),
+            ({"augment": "shift2,flip"}, "without --augment, this run is with --augment flip,shift2"),
             ({"pixel_scale": 1.0}, "--pixel-scale 255.0"),
         ],
     )
@@ -85,7 +86,7 @@ class TestMetadata:
 
     def test_a_checkpoint_older_than_an_option_was_made_with_its_default(self) -> None:
         metadata = made(7).metadata
-        for option in ("val_split", "classes", "optimiser", "beta1", "beta2", "eps"):
+        for option in ("augment", "val_split", "classes", "optimiser", "beta1", "beta2", "eps"):
             del metadata.options[option]
         require_fits(metadata, Options(), self.SCHEDULE, "digest")
         with pytest.raises(UserError, match="with --val-split tail, this run is with --val-split stratified"):

@@ -94,7 +94,7 @@ def batches_of(way, place, schedule, job, rows):
         return Resident(place.driver, place.streams, phases.phase, *arguments)
     helpers = [place.helper() for _ in range(3)]
     chunk = rows * int(way.split()[1])
-    feed = UploadQueue(place.driver, place.streams, phases.phase("copying"), IMAGES, LABELS, chunk, helpers)
+    feed = UploadQueue(place.driver, place.streams, phases.phase("copying"), (IMAGES, LABELS), chunk, helpers)
     shard = Shard(Plan.data(job.size, 1), Network.dense((IMAGES.shape[1], 1), "tanh", "softmax"), job.rank)
     return Streamed(feed, schedule, shard, rows, [place.helper(), place.helper()])
 

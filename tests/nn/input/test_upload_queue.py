@@ -16,7 +16,7 @@ LABELS = np.arange(20, dtype=np.int32)[::-1].copy()
 
 
 def make_queue(driver, rows, helpers=()):
-    return UploadQueue(driver, Streams(driver), Phases(0.0).phase("copying"), IMAGES, LABELS, rows, helpers)
+    return UploadQueue(driver, Streams(driver), Phases(0.0).phase("copying"), (IMAGES, LABELS), rows, helpers)
 
 
 @pytest.fixture(params=["cpu", pytest.param("kernels", marks=pytest.mark.kernels)])

@@ -149,7 +149,8 @@ def convolution(kernels, kind=Convolution, image=(9, 8, 64), size=(3, 3), stride
     [
         (H100, "f4", "implicit"),
         (H100, "f8", "im2col"),
-        (A100, "f4", "im2col"),
+        (A100, "f4", "implicit_mma"),
+        (A100, "f8", "im2col"),
         (T4, "f8", "im2col"),
         (EMULATED, "f4", "direct"),
     ],
@@ -179,13 +180,13 @@ def test_a_version_of_convolutions_that_was_asked_for_is_bound(device, version):
     ("sizes", "forward", "to_input", "to_filters"),
     [
         ({}, "implicit", "implicit", "implicit"),
-        ({"stride": 2}, "implicit", "im2col", "implicit"),  # gradients lie apart
-        ({"image": (9, 8, 12)}, "im2col", "implicit", "im2col"),  # pixels that begin anywhere
-        ({"filters": 12}, "implicit", "im2col", "im2col"),
+        ({"stride": 2}, "implicit", "implicit_mma", "implicit"),  # gradients lie apart
+        ({"image": (9, 8, 12)}, "implicit_mma", "implicit", "implicit_mma"),  # pixels that begin anywhere
+        ({"filters": 12}, "implicit", "implicit_mma", "implicit_mma"),
         ({"image": (9, 8, 3)}, "narrow", "narrow", "narrow"),
     ],
 )
-def test_convolutions_that_tensor_cores_cannot_gather(sizes, forward, to_input, to_filters):
+def test_convolutions_that_the_memory_accelerator_cannot_gather(sizes, forward, to_input, to_filters):
     kernels = kernels_of(H100)
     kinds = {Convolution: forward, InputGradient: to_input, FilterGradient: to_filters}
     for kind, expected in kinds.items():
@@ -194,8 +195,17 @@ def test_convolutions_that_tensor_cores_cannot_gather(sizes, forward, to_input, 
         work.on_device(kernels)
 
 
+@pytest.mark.parametrize("device", [H100, EMULATED], ids=lambda device: device.name)
+def test_with_products_on_mma_convolutions_are_too(device):
+    """As on a device that has no tensor cores of sm_90."""
+    kernels = Kernels(KernelLibrary(NullDriver(device)), np.float32, "mma", conv="implicit")
+    for kind in (Convolution, InputGradient, FilterGradient):
+        assert kernels.choose(convolution(kernels, kind)) == "implicit_mma"
+
+
 def test_devices_of_different_kinds_share_a_version():
-    assert common_convolution("f4", ["sm_90a", "sm_80"]) == "im2col"
+    assert common_convolution("f4", ["sm_90a", "sm_80"]) == "implicit"
+    assert common_convolution("f4", ["sm_90a", "sm_80", "sm_75"]) == "im2col"
     assert common_convolution("f4", ["sm_90a"]) == "implicit"
     assert common_convolution("f8", ["sm_90a", "sm_75"]) == "im2col"
 

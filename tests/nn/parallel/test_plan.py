@@ -16,7 +16,7 @@ from nn.model.initial import initial_values
 from nn.model.net_text import make_network
 from nn.model.network import Network
 from nn.parallel import plan_files
-from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPLITS, Plan
+from nn.parallel.plan import COLUMNS, ROWS, SAMPLES, SPACE, SPLITS, Plan
 from nn.parallel.shard import Shard, whole_parameters
 from pyrt.errors import UserError
 from pyrt.redistribute import Redistribution
@@ -26,6 +26,16 @@ NETWORK = Network.dense((12, 9, 7, 5), "tanh", "softmax")
 
 def parts(plan: Plan, network: Network = NETWORK) -> list[Shard]:
     return [Shard(plan, network, rank) for rank in range(plan.ranks)]
+
+
+def test_layers_side_by_side_that_are_split_alike_are_named_together():
+    assert str(Plan(2, 2, (SAMPLES, SAMPLES, ROWS))) == (
+        "2 group(s) of 2 shards: W1 by samples, W2 by samples, W3 by rows"
+    )
+    named = str(Plan(1, 2, (*[SAMPLES] * 3, ROWS, COLUMNS, *[ROWS] * 10), why="because"))
+    assert named == (
+        "1 group(s) of 2 shards: W1 to W3 by samples, W4 by rows, W5 by columns, W6 to W15 by rows (because)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,6 +94,56 @@ def test_parts_of_parameters_are_put_together_again(splits: tuple[str, ...]) -> 
         assert all((again[name] == whole[name]).all() for name in whole)
 
 
+IMAGES = make_network(
+    "conv3x3x7p1,relu,pool2,conv2x2x5,relu,pool2s1,gap,conv1x1x4,dense8,relu,dense3", (9, 8, 3), 3, "softmax"
+)
+
+
+@pytest.mark.parametrize("splits", list(itertools.product(SPLITS, repeat=3)))
+def test_parts_of_filters_are_put_together_again(splits: tuple[str, ...]) -> None:
+    """A rank has rows of them, some filters, or some channels of each; so has a dense layer behind them."""
+    plan = Plan(1, 3, (*splits, COLUMNS, SAMPLES))
+    rng = np.random.default_rng(0)
+    whole = {name: rng.normal(size=shape) for name, shape in IMAGES.shapes.items()}
+    cut = [shard.cut(whole) for shard in parts(plan, IMAGES)]
+    for arrays, shard in zip(cut, parts(plan, IMAGES), strict=True):
+        assert {name: array.shape for name, array in arrays.items()} == shard.shapes
+        for layer, split in enumerate(splits, 1):
+            W, (start, stop) = (
+                whole[f"W{layer}"],
+                shard.held("columns", (1, whole[f"W{layer}"].shape[3])).columns,
+            )
+            first, last = shard.held("rows", (len(W), 1)).rows
+            own = {SAMPLES: W, ROWS: W[first:last], COLUMNS: W[..., start:stop]}[split]
+            assert np.array_equal(arrays[f"W{layer}"], own.reshape(len(own), -1))
+    again = whole_parameters(plan, IMAGES, cut)
+    assert all((again[name] == whole[name]).all() for name in whole)
+
+
+def test_behind_filters_by_rows_a_dense_layer_by_columns_takes_their_channels() -> None:
+    """Nothing moves then; behind filters by samples it takes units in memory order."""
+    network = make_network("conv2x2x6,relu,pool2,dense3", (5, 5, 2), 3, "softmax")
+    W = np.random.default_rng(0).normal(size=(3, 4 * 6))
+    for split, columns, moves in (
+        (ROWS, np.arange(24) % 6 // 2 == 1, 0),
+        (SAMPLES, np.arange(24) // 8 == 1, 2),
+    ):
+        shard = Shard(Plan(1, 3, (split, COLUMNS)), network, 1)
+        assert np.array_equal(shard.cuts["W2"].of(W), W[:, columns])
+        between = shard.forward_move(1, 9), shard.backward_move(1, 9)
+        assert sum(move is not None for move in between) == moves
+
+
+def test_behind_rows_of_images_a_dense_layer_by_columns_takes_their_places() -> None:
+    network = make_network("conv2x2x6,relu,pool2,dense3", (11, 5, 2), 3, "softmax")  # 5 x 2 x 6 pixels
+    W = np.random.default_rng(0).normal(size=(3, 5 * 12))
+    cut = [shard.cuts["W2"] for shard in parts(Plan(1, 2, (SPACE, COLUMNS)), network)]
+    assert np.array_equal(cut[0].of(W), W[:, :36]) and np.array_equal(cut[1].of(W), W[:, 36:])
+    shard = parts(Plan(1, 2, (SPACE, COLUMNS)), network)[1]
+    assert shard.forward_move(1, 9) is shard.backward_move(1, 9) is shard.halo_move(1, 9) is None
+    assert shard.cuts["W1"].shape == (6, 8)
+
+
 def test_a_model_plan_cuts_weights_into_as_many_parts_as_there_are_shards() -> None:
     network = Network.dense((784, 4096, 4096, 16), "relu", "softmax")
     sizes = [
@@ -140,6 +200,36 @@ def test_a_plan_that_does_not_fit(plan: Plan, message: str) -> None:
         return
     with pytest.raises(UserError, match=message):
         plan.require_fits(NETWORK, 6)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ((ROWS, COLUMNS, SAMPLES, SAMPLES, ROWS), ""),
+        (
+            (COLUMNS, ROWS, SAMPLES, SAMPLES, SAMPLES),
+            "splits the 3 channels of W1 over 4 ranks: one would get none",
+        ),
+        ((SAMPLES, SAMPLES, ROWS, SAMPLES, COLUMNS), ""),
+        ((SPACE, SAMPLES, SAMPLES, SAMPLES, SAMPLES), ""),
+        (
+            (SAMPLES, SPACE, SAMPLES, SAMPLES, SAMPLES),
+            "splits W2 by space: of 1 rows of images one of 4 ranks",
+        ),
+        (
+            (SAMPLES, SAMPLES, SAMPLES, SPACE, ROWS),
+            "splits W4 by space: dense8 is split by samples, rows, col",
+        ),
+        ((SAMPLES, SAMPLES, SAMPLES, SAMPLES, ROWS), "splits the 3 rows of W5 over 4 ranks"),
+    ],
+)
+def test_a_plan_for_convolutions_that_does_not_fit(splits: tuple[str, ...], message: str) -> None:
+    ranks = 4 if message else 3
+    if not message:
+        Plan(1, ranks, splits).require_fits(IMAGES, ranks)
+        return
+    with pytest.raises(UserError, match=message):
+        Plan(1, ranks, splits).require_fits(IMAGES, ranks)
 
 
 def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nn.launch.conv.convolution import Convolution
 from nn.launch.gemm.components import ComponentPool
 from nn.launch.gemm.versions import runs_gemm
 from nn.launch.kernels import Kernels
 from nn.model.network import Network
+from nn.model.window import Window
 from nn.program import operations
 from nn.program.fuse import fuse
-from nn.program.operations import BACKWARD, FORWARD, BucketReady
+from nn.program.operations import BACKWARD, FORWARD, BucketReady, Operation
+from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from tests.nn.program.test_fuse import Arrays, End, gemm, names, run_items
@@ -91,6 +94,27 @@ def test_bias_and_activation_go_into_the_product_and_nothing_is_split(driver, ke
         results.append(arrays.results())
     assert names(items) == ["scale pixels", "Z1", "Z2", "dA1", "dW2", "sum", "dZ1", "dW1"]
     assert [array.shape for array in items[1].reads] == [(45, 50), (70, 50), (70,)]
+    assert_same_numbers(results)
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(3, "sliding_forward"), (12, "gather_64x64")])
+def test_bias_and_activation_go_into_the_convolution(driver, kernels, library, stream, channels, kernel):
+    window = Window.over("conv", (5, 6, channels), (3, 3), 1, 1)
+    results = []
+    for gemm_version, conv in (("tiled", "direct"), ("mma", "implicit")):
+        how = Kernels(library, np.float32, gemm_version, conv=conv)
+        rng = np.random.default_rng(4)
+        sizes = (2, 30 * channels), (2, 30 * 16), (16, window.pixels), (16,)
+        A, Z, W, b = (DeviceArray.from_host(driver, rng.normal(size=size).astype("f4")) for size in sizes)
+        layer = [
+            Operation("Z", FORWARD, Convolution(A, Z, W, window)),
+            operations.bias_activation("A", Z.reshape(60, 16), b, "tanh"),
+        ]
+        items = fused(layer, how)
+        run_items(items, how, stream)
+        results.append([Z.to_host()])
+    assert names(items) == ["Z"] and items[0].on_device(how).kernels == (kernel,)
+    assert items[0].reads == (A, W, b)
     assert_same_numbers(results)
 
 

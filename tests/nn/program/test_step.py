@@ -42,7 +42,7 @@ class Model:
         self.images = rng.integers(0, 256, (rows, network.sizes[0]), np.uint8)
         self.labels = rng.integers(0, network.classes, rows).astype(np.int32)
         copying = Phases(0.0).phase("copying")
-        self.slot = UploadQueue(driver, self.streams, copying, self.images, self.labels, rows).slot(0)
+        self.slot = UploadQueue(driver, self.streams, copying, (self.images, self.labels), rows).slot(0)
         self.work = Pass(self.shard, self.parameters, self.activations, self.slot.source, 255.0)
 
     def fill_slot(self, start, stop):

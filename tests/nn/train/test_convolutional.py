@@ -97,7 +97,7 @@ def test_networks_of_all_kinds(data: str, net: str, dtype: str) -> None:
     run(data, net=net, dtype=dtype)
 
 
-@pytest.mark.parametrize("conv", CONV_VERSIONS)
+@pytest.mark.parametrize("conv", [conv for conv in CONV_VERSIONS if conv != "winograd"])  # no window fits it
 @pytest.mark.parametrize("net", few(list(NETS)[2:], of=list(NETS)))
 def test_networks_of_all_kinds_in_kernels(driver: Driver, data: str, net: str, conv: str) -> None:
     for dtype in ("float32", "float64"):
@@ -136,7 +136,9 @@ def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
     for plan in few(["model"], of=["data", "model"]):  # the next run has the other
         run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
     run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, check_each=1, **where)
-    run(data, net=WIDE, conv="implicit", gemm="mma", math="float32", check_each=1, **where)
+    if math != "bf16":  # of which mma has no version
+        run(data, net=WIDE, conv="implicit", gemm="mma", math=math, **where)
+        run(data, net=WIDE, conv="implicit", gemm="mma", math=math, check_each=1, **where)
 
 
 @pytest.mark.kernels

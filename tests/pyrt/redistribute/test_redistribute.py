@@ -37,12 +37,46 @@ KINDS = [
 ]
 SHAPES = [(1, 1), (3, 2), (8, 16), (13, 37), (2, 300), (101, 5)]
 """Ragged ones, and ones with fewer rows or columns than ranks."""
+IMAGES, PIXELS = (21, 6), 3
+"""Seven images of three pixels, of six channels."""
 ROUNDS = 2
 F4 = np.dtype("f4")
 
 
+SPAN_KINDS = [
+    ("part", "whole", False),
+    ("part", "rows", False),
+    ("part", "columns", False),
+    ("rows", "halo", False),
+    ("part", "halo", False),
+    ("whole", "part", True),
+]
+
+
+def spans(word: str, columns: int, ranks: int) -> Any:
+    """Columns of each rank, the last with most; with a halo those beside them too, or of all others."""
+    starts = [*range(0, ranks), columns]
+    if word == "part":
+        return tuple(itertools.pairwise(starts))
+    if word == "halo":
+        return tuple(
+            (max(0, start - 2), min(columns, stop + 1)) for start, stop in itertools.pairwise(starts)
+        )
+    return word
+
+
+def span_moves(ranks: int) -> list[Redistribution]:
+    """Moves of parts that are not even, and that overlap."""
+    return [
+        Redistribution(shape, spans(source, shape[1], ranks), spans(target, shape[1], ranks), sums)
+        for shape in ((3, 7), (8, 16), (13, 37))
+        for source, target, sums in SPAN_KINDS
+    ]
+
+
 def all_moves() -> list[Redistribution]:
-    return [Redistribution(shape, *kind) for shape in SHAPES for kind in KINDS]
+    plain = [Redistribution(shape, *kind) for shape in SHAPES for kind in KINDS]
+    return plain + [Redistribution(IMAGES, *kind, together=PIXELS) for kind in KINDS]
 
 
 class Matrix:
@@ -145,7 +179,7 @@ def layouts(move: Redistribution) -> Iterator[tuple[tuple[int, int], bool]]:
 
 def check_series(driver: Driver, job: Job, way: str, dtype: np.dtype, shapes: list[tuple[int, int]]) -> None:
     """A series of all moves of these shapes, in another order each time, through the same links."""
-    some = [move for move in all_moves() if move.shape in shapes]
+    some = [move for move in all_moves() if move.shape in shapes] + span_moves(job.size)
     mover = Mover(way, driver, job, dtype, some)
     rows = []
     for move in some:
@@ -174,7 +208,7 @@ def require_device_buffers(job: Job, driver: Driver) -> None:
 def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     for kind, way in itertools.product((CpuDriver, LateDriver), ("host", "device")):
-        check_series(kind(), job, way, dtype, SHAPES)
+        check_series(kind(), job, way, dtype, [*SHAPES, IMAGES])
 
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
@@ -186,13 +220,13 @@ def test_moves_of_a_device(
         require_device_buffers(job, driver)
     if driver.name == "emulated":
         monkeypatch.setattr(driver, "multiprocessors", 6)  # of which a move takes half
-    check_series(driver, job, way, dtype, SHAPES if dtype == F4 else SHAPES[1::2])
+    check_series(driver, job, way, dtype, [*(SHAPES if dtype == F4 else SHAPES[1::2]), IMAGES])
 
 
 class TestMove:
     """What a move says of itself, on 1 to 5 ranks."""
 
-    CASES = tuple(itertools.product(all_moves(), range(1, 6)))
+    CASES = tuple((move, ranks) for ranks in range(1, 6) for move in all_moves() + span_moves(ranks))
 
     def test_messages_cover_each_target_once(self) -> None:
         for move, ranks in self.CASES:
@@ -225,6 +259,8 @@ class TestMove:
             move = Redistribution((7, 4), *kind)
             assert (move.sent(3, 1), move.received(3, 1), move.messages(3, 1)) == (sent, received, messages)
         assert Redistribution((2, 5), "rows", "whole").messages(4, 3) == 0
+        of_images = Redistribution((7 * 5, 4), "rows", "columns", together=5)
+        assert (of_images.sent(3, 1), of_images.received(3, 1)) == (5 * 2 * 3, 5 * 5 * 1)
 
     @pytest.mark.parametrize(
         "kind", [("rows", "rows"), ("whole", "rows"), ("rows", "whole", True), ("whole", "diagonal", True)]

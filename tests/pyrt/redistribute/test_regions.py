@@ -36,6 +36,14 @@ def test_the_regions_of_all_ranks_are_the_matrix(shape: tuple[int, int], ranks: 
         assert [part.size for part in parts] == [cells(shape, part).sum() for part in parts]
 
 
+@pytest.mark.parametrize("ranks", range(1, 6))
+def test_rows_that_stay_together_are_of_one_rank(ranks: int) -> None:
+    for rank in range(ranks):
+        plain, images = region("rows", (7, 5), ranks, rank), region("rows", (28, 5), ranks, rank, together=4)
+        assert images == Region((4 * plain.rows[0], 4 * plain.rows[1]), plain.columns)
+        assert region("columns", (28, 5), ranks, rank, together=4) == region("columns", (28, 5), ranks, rank)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_intersection_is_what_both_have(shape: tuple[int, int]) -> None:
     for ranks in (2, 3, 4):
