@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from nn.launch.kernels import Kernels
 from pyrt.cache import kernel_folder
 from pyrt.driver import Driver
 from pyrt.driver.emulated import EmulatedDriver
@@ -20,6 +20,9 @@ from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
 from tests import LONG, rank_pool, standing_still
+
+if TYPE_CHECKING:
+    from nn.launch.kernels import Kernels
 
 # MPI was started here by mpi-pytest. Open MPI 4.1 leaves settings for this one process in the environment,
 # with which every mpiexec that a test starts would end at once.
@@ -99,4 +102,6 @@ def dtype(request: pytest.FixtureRequest) -> np.dtype:
 
 @pytest.fixture
 def kernels(library: KernelLibrary, dtype: np.dtype) -> Kernels:
+    from nn.launch.kernels import Kernels  # not wherever tests of pyrt start: it takes a fifth of that
+
     return Kernels(library, dtype)

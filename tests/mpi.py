@@ -6,8 +6,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
+from pyrt.cache import kernel_folder, make_folder
+from pyrt.driver.emulated.compile import compiler
+from pyrt.errors import UserError
 from pyrt.job.cores import BLAS_VARIABLES
 from tests import standing_still
 
@@ -28,6 +33,51 @@ _OPEN_MPI = {
 }
 
 
+_NAP = """
+#include <time.h>
+
+static const long TURN = 100000, SHORT = 20000, LONG = 500000;  // nanoseconds
+
+static long now()
+{
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000L + time.tv_nsec;
+}
+
+extern "C" int sched_yield() noexcept
+{
+    static thread_local long ended = 0, turns = 0;
+    turns = now() - ended < TURN ? turns + 1 : 0;
+    const timespec time{0, turns < 200 ? SHORT : LONG};
+    const int code = nanosleep(&time, nullptr);
+    ended = now();
+    return code;
+}
+"""
+"""MPICH polls, and yields in between. That takes time from the ranks it waits for, where cores are few. So a
+yield is a short nap; in a wait of 15 ms and more, a longer one."""
+
+
+@cache
+def naps() -> dict[str, str]:
+    """Compile ``_NAP``; return the variable that loads it before the C library; empty without a compiler."""
+    try:
+        command, version = compiler()
+    except UserError:
+        return {}
+
+    def fill(scratch: Path) -> None:
+        (scratch / "nap.cpp").write_text(_NAP)
+        subprocess.run(
+            [*command, "-O2", "-shared", "-fPIC", scratch / "nap.cpp", "-o", scratch / "nap.so"], check=True
+        )
+
+    folder = kernel_folder().path / sha256(f"{version}{_NAP}".encode()).hexdigest()[:32]
+    make_folder(folder, fill)
+    return {"LD_PRELOAD": str(folder / "nap.so")}
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a child that imports the project and may use MPI, changed by ``extra``.
 
@@ -43,7 +93,7 @@ def start(ranks: int, *command: str, env: Mapping[str, str] | None = None) -> su
     return subprocess.Popen(
         ["mpirun", "-n", str(ranks), *command],
         cwd=ROOT,
-        env=environment(env),
+        env={**naps(), **environment(env)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,19 +20,15 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import cache, partial
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 from pytest_mpi.plugin import CHILD_PROCESS_FLAG, _extract_nprocs_for_single_test
 
-from pyrt.cache import kernel_folder, make_folder
-from pyrt.driver.emulated.compile import compiler
-from pyrt.errors import UserError
 from tests import standing_still
-from tests.mpi import environment
+from tests.mpi import environment, naps
 
 MOST_TESTS = 100
 """Tests that the same ranks run: what tests leave in MPI, as communicators, does not add up for ever."""
@@ -45,35 +41,6 @@ _LOOK = 1.0
 
 _ENVIRONMENT = environment({CHILD_PROCESS_FLAG: "1"})
 """Of the ranks: as it is now, before tests change it for themselves."""
-
-_NAP = """
-#include <time.h>
-extern "C" int sched_yield() noexcept
-{
-    const timespec time{0, 20000};
-    return nanosleep(&time, nullptr);
-}
-"""
-"""MPICH polls, and yields in between. That takes time from the ranks it waits for, where cores are few."""
-
-
-@cache
-def _naps() -> dict[str, str]:
-    """Compile ``_NAP``; return the variable that loads it before the C library; empty without a compiler."""
-    try:
-        command, version = compiler()
-    except UserError:
-        return {}
-
-    def fill(scratch: Path) -> None:
-        (scratch / "nap.cpp").write_text(_NAP)
-        subprocess.run(
-            [*command, "-shared", "-fPIC", scratch / "nap.cpp", "-o", scratch / "nap.so"], check=True
-        )
-
-    folder = kernel_folder().path / sha256(f"{version}{_NAP}".encode()).hexdigest()[:32]
-    make_folder(folder, fill)
-    return {"LD_PRELOAD": str(folder / "nap.so")}
 
 
 class RankPool:
@@ -92,7 +59,7 @@ class RankPool:
             self._process = subprocess.Popen(
                 ["mpiexec", "-n", str(ranks), sys.executable, "-m", "tests.rank_pool", address],
                 cwd=folder,
-                env={**_ENVIRONMENT, **_naps()},
+                env={**_ENVIRONMENT, **naps()},
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -1,13 +1,15 @@
 """tools/compile_kernels.py: its lines come while it compiles; without a compiler."""
 
+import itertools
 from threading import Event
 
 import pytest
 
 from tools import compile_kernels
-from tools.compile_kernels import ARCHITECTURES, Compiled, covering, jobs_of, main
+from tools.compile_kernels import ARCHITECTURES, Compiled, covering, different, jobs_of, main
 
-SOURCE = "// constants: REAL=float|double\n"
+ARCHITECTURES_DIFFER = "#if __CUDA_ARCH__ >= 800\n#elif __CUDA_ARCH__ < 900\n#endif\n"
+SOURCE = f"// constants: REAL=float|double\n{ARCHITECTURES_DIFFER}"
 
 
 @pytest.fixture
@@ -71,12 +73,16 @@ def test_registers_that_are_spilled_are_an_error(files, compiled, capsys):
     assert "second.cu REAL=float sm_90a:\n16 bytes of registers spilled" in capsys.readouterr().err
 
 
-def test_older_architectures_compile_every_value_of_every_constant(tmp_path):
-    """The newest compiles every combination."""
+@pytest.mark.parametrize(("is_long", "newest"), [(False, 6), (True, 12)])
+def test_older_architectures_compile_every_value_of_every_constant(tmp_path, monkeypatch, is_long, newest):
+    """The newest compiles every pair of values, or every combination."""
+    monkeypatch.setattr(compile_kernels, "LONG", is_long)
     file = tmp_path / "a.cu"
-    file.write_text("// constants: REAL=float|double N=1|2|3 KIND=a|b\n")
+    file.write_text(f"// constants: REAL=float|double N=1|2|3 KIND=a|b\n{ARCHITECTURES_DIFFER}")
     of = {one: [constants for _, constants, used in jobs_of(file) if used == one] for one in ARCHITECTURES}
-    assert [len(of[one]) for one in ARCHITECTURES] == [3, 3, 12]
+    assert [len(of[one]) for one in ARCHITECTURES] == [3, 3, newest]
+    pairs = {pair for constants in of["sm_90a"] for pair in itertools.combinations(constants.items(), 2)}
+    assert len(pairs) == 2 * 3 + 2 * 2 + 3 * 2
     for jobs in of.values():
         assert {item for constants in jobs for item in constants.items()} == {
             *(("REAL", "float"), ("REAL", "double"), ("N", "1"), ("N", "2"), ("N", "3")),
@@ -85,4 +91,19 @@ def test_older_architectures_compile_every_value_of_every_constant(tmp_path):
 
 
 def test_a_file_without_constants_is_compiled_once():
-    assert covering([{}]) == [{}]
+    assert covering([{}], 1) == covering([{}], 2) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("", ["sm_75"]),
+        ("#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900", ["sm_75"]),
+        ("#if __CUDA_ARCH__ >= 800", ["sm_75", "sm_80"]),
+        ("#if __CUDA_ARCH__ < 800", ["sm_75", "sm_80"]),
+        ("#if __CUDA_ARCH__ >= 750", ["sm_75"]),
+    ],
+)
+def test_an_architecture_with_the_same_code_as_an_older_one_is_left_out(source, kept):
+    assert different(["sm_75", "sm_80"], source) == kept
+    assert different([], source) == []

@@ -18,6 +18,7 @@ import pytest
 
 from tests import few, mpi
 from tests.mpi import ROOT
+from tests.pyrt.driver.emulated.test_compile import BROKEN, broken_compiler
 from tests.pyrt.job.test_job import is_gone, wait_until
 from tests.test_killed import LIMIT, RECORD, Training
 
@@ -83,7 +84,7 @@ class TestStopped:
     undisturbed: ClassVar[dict[tuple[int, str], dict[str, bytes]]] = {}
 
     @pytest.mark.kernels
-    @pytest.mark.parametrize("way", few([WAYS[2], *WAYS[5:]], of=WAYS), ids=ids)
+    @pytest.mark.parametrize("way", few([WAYS[2], WAYS[5]], of=WAYS), ids=ids)
     def test_a_stopped_rank_changes_no_bit(self, running: list[Training], tmp_path: Path, way: Way) -> None:
         self.stop(running, tmp_path, way, 1.5)
 
@@ -222,29 +223,10 @@ class TestOthers:
         assert error.endswith(" on rank 0: install the same version on all nodes")
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo broken >&2; exit 3", "says no version: mend it, or name another one in $CXX\nbroken"),
-        ("[ $1 = --version ] && exit; echo k.cpp:1: no >&2; exit 1", "does not compile it\nk.cpp:1: no"),
-        ("[ $1 = --version ] && exit; kill -9 $$", "was ended (Killed): is there enough memory?"),
-        (
-            "[ $1 = --version ] && exit; kill -40 $$",
-            "was ended (Real-time signal 6): is there enough memory?",
-        ),
-        ("exit", "says nothing, and makes nothing: name another one in $CXX"),
-        (
-            "[ $1 = --version ] && exit; printf '\\351\\n' >&2; exit 1",
-            "does not compile it\n\N{REPLACEMENT CHARACTER}",
-        ),
-        (None, "does not run (Exec format error): name another one in $CXX"),
-    ],
-)
+@pytest.mark.parametrize(("script", "words"), few(BROKEN[2:3], of=BROKEN))
 def test_a_broken_compiler_ends_all_ranks(tmp_path: Path, script: str | None, words: str) -> None:
     """One rank compiles, the others wait for it."""
-    compiler = tmp_path / "g++"
-    compiler.write_text("no program" if script is None else f"#!/bin/sh\n{script}\n")
-    compiler.chmod(0o755)
+    compiler = broken_compiler(tmp_path, script)
     environment = {"CXX": str(compiler), "PYRT_CACHE_DIR": str(tmp_path)}
     done = mpi.mpirun(3, sys.executable, "train.py", *SMALL, "--device", "emulated", env=environment)
     assert done.returncode == 2

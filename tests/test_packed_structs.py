@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,21 +21,22 @@ from pyrt.redistribute import Redistribution
 from pyrt.redistribute.peer import _PAST_BYTES, _packed_plan, _packed_stage
 from pyrt.redistribute.regions import Region
 from pyrt.redistribute.slices import BYTES, packed_slice
+from tests.pyrt.sources import folder_of
 
 ALL = [pytest.param(make(), id=name) for name, make in OPTIMISERS.items()]
 
 
 def sizes(
-    driver: Driver, folder: Path, include: str, structs: Sequence[str], constants: Mapping[str, str | int]
+    driver: Driver, include: str, structs: Sequence[str], constants: Mapping[str, str | int]
 ) -> list[int]:
     """What sizeof says, in bytes, of structs that a file of the project has under these constants."""
     line = " ".join(f"{name}={value}" for name, value in constants.items())
     found = "".join(f"found[{place}] = sizeof({name});" for place, name in enumerate(structs))
-    (folder / "sizes.cu").write_text(
+    source = (
         f'// constants: {line}\n#include "{include}"\n'
         f'extern "C" __global__ void sizes(int *found) {{ {found} }}\n'
     )
-    library = KernelLibrary(driver, [folder, KERNELS], str(folder / "cache"))
+    library = KernelLibrary(driver, [folder_of("sizes", source), KERNELS])
     result = DeviceArray.from_host(driver, np.zeros(len(structs), np.int32))
     stream = driver.create_stream()
     library.kernel("sizes", "sizes", **constants).bind((1,), (1,), result)(stream)
@@ -54,21 +54,21 @@ def arrays_of(driver: Driver, optimiser: Optimiser, dtype: np.dtype) -> tuple[Up
 
 
 @pytest.mark.parametrize("optimiser", ALL)
-def test_an_update(driver: Driver, tmp_path: Path, dtype: np.dtype, optimiser: Optimiser) -> None:
+def test_an_update(driver: Driver, dtype: np.dtype, optimiser: Optimiser) -> None:
     arrays, ring = arrays_of(driver, optimiser, dtype)
     kernels = Kernels(KernelLibrary(driver), dtype)
     constants = {"REAL": REALS[dtype], "UPDATE": optimiser.header}
     structs = ["Update", "Segment", "LossRing"]
-    assert sizes(driver, tmp_path, optimiser.header, structs, constants) == [
+    assert sizes(driver, optimiser.header, structs, constants) == [
         arrays.packed(kernels, ring).nbytes,
         len(Segment(0, 8, 4).packed()),
         len(ring.packed()),
     ]
 
 
-def test_the_clock_of_adam(driver: Driver, tmp_path: Path) -> None:
+def test_the_clock_of_adam(driver: Driver) -> None:
     adam = OPTIMISERS["adam"]()
-    (size,) = sizes(driver, tmp_path, adam.header, ["AdamClock"], {"REAL": "float", "UPDATE": adam.header})
+    (size,) = sizes(driver, adam.header, ["AdamClock"], {"REAL": "float", "UPDATE": adam.header})
     assert size == 8 * adam.clock == 8 * len(adam.clock_at(7))
 
 
@@ -106,17 +106,17 @@ def bound(driver: Driver, peers: Peers, packed: PackedUpdate) -> tuple[int, int]
 
 @pytest.mark.parametrize("most", MOST_RANKS)
 @pytest.mark.parametrize(("file", "kinds"), [("comm/peer.cu", 1), ("comm/peer_flags.cu", 3)])
-def test_the_ranks_of_a_node(driver: Driver, tmp_path: Path, file: str, kinds: int, most: int) -> None:
+def test_the_ranks_of_a_node(driver: Driver, file: str, kinds: int, most: int) -> None:
     """Also where there are fewer than a kernel is compiled for."""
     constants = {"REAL": "float", "MOST_RANKS": most, "UPDATE": "comm/sums_only.cuh"}
-    (size,) = sizes(driver, tmp_path, file, ["Peers"], constants)
+    (size,) = sizes(driver, file, ["Peers"], constants)
     for ranks in (most // 2 + 1, most):
         peers = peers_of(driver, ranks, kinds)
         assert bound(driver, peers, NoUpdate().for_peers(peers))[0] == size
 
 
 @pytest.mark.parametrize("optimiser", [None, *ALL])
-def test_a_bucket(driver: Driver, tmp_path: Path, dtype: np.dtype, optimiser: Optimiser | None) -> None:
+def test_a_bucket(driver: Driver, dtype: np.dtype, optimiser: Optimiser | None) -> None:
     """Of an update, which has its own segment, and of sums alone."""
     peers = peers_of(driver, 2, 1)
     packed = NoUpdate().for_peers(peers)
@@ -126,7 +126,7 @@ def test_a_bucket(driver: Driver, tmp_path: Path, dtype: np.dtype, optimiser: Op
         packed = arrays.for_peers(Kernels(KernelLibrary(driver), dtype), segments, ring)
     constants = {"REAL": REALS[dtype], "MOST_RANKS": 2, "UPDATE": packed.header}
     structs = ["Bucket", "Segment", "Update"]
-    assert sizes(driver, tmp_path, "comm/shard.cuh", structs, constants) == [
+    assert sizes(driver, "comm/shard.cuh", structs, constants) == [
         bound(driver, peers, packed)[1],
         len(packed.segments[0]),
         packed.update.nbytes,
@@ -134,11 +134,11 @@ def test_a_bucket(driver: Driver, tmp_path: Path, dtype: np.dtype, optimiser: Op
 
 
 @pytest.mark.parametrize("most", MOST_RANKS)
-def test_a_move(driver: Driver, tmp_path: Path, most: int) -> None:
+def test_a_move(driver: Driver, most: int) -> None:
     """Of one stage, and of two; also where there are fewer ranks than a kernel is compiled for."""
     constants = {"REAL": "float", "MOST_RANKS": most}
     structs = ["Plan", "Stage", "Slice", "LastMove"]
-    plan, stage, piece, last = sizes(driver, tmp_path, "comm/redistribute.cu", structs, constants)
+    plan, stage, piece, last = sizes(driver, "comm/redistribute.cu", structs, constants)
     array = DeviceArray.empty(driver, (9, 9), "f4")
     whole = Region((0, 9), (0, 9))
     assert (len(packed_slice(array, whole, 0)), BYTES) == (piece, piece)
@@ -158,10 +158,10 @@ def test_a_move(driver: Driver, tmp_path: Path, most: int) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_rule_without_all_its_states(driver: Driver, tmp_path: Path, momentum: float) -> None:
+def test_a_rule_without_all_its_states(driver: Driver, momentum: float) -> None:
     """SGD without momentum has no velocity, and its struct a null pointer."""
     sgd = Sgd(momentum=momentum)
     arrays, _ = arrays_of(driver, sgd, np.dtype("f4"))
     packed = arrays.packed(Kernels(KernelLibrary(driver), "f4"), None)
-    (size,) = sizes(driver, tmp_path, sgd.header, ["Update"], {"REAL": "float", "UPDATE": sgd.header})
+    (size,) = sizes(driver, sgd.header, ["Update"], {"REAL": "float", "UPDATE": sgd.header})
     assert packed.nbytes == size

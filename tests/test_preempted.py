@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import mpi
+from tests import few, mpi
 from tests.test_killed import Training
 
 RANKS = 3
@@ -65,10 +65,11 @@ def weights(path: Path) -> dict[str, bytes]:
         return {name: file[name].tobytes() for name in file.files if name != "run"}
 
 
-@pytest.mark.parametrize(
-    ("number", "rank"),
-    [(signal.SIGUSR1, EVERYBODY), (signal.SIGUSR1, 2), (signal.SIGTERM, 1), (signal.SIGINT, 0)],
-)
+SIGNALS = [(signal.SIGUSR1, EVERYBODY), (signal.SIGTERM, 1), (signal.SIGUSR1, 2), (signal.SIGINT, 0)]
+"""And the rank that gets it."""
+
+
+@pytest.mark.parametrize(("number", "rank"), few(SIGNALS[:2], of=SIGNALS))
 def test_a_signal_leaves_a_checkpoint_and_no_error(
     start: Start, folder: Path, tmp_path: Path, number: int, rank: int
 ) -> None:

@@ -1,7 +1,8 @@
 """Compile every kernel for all its architectures; needs no GPU.
 
-Compiles every combination of a kernel's constants for the newest architecture; for the older ones, whose code
-differs in a few places, as many combinations as contain every value of every constant.
+Compiles as many combinations of a kernel's constants for the newest architecture as contain every pair of
+their values, or every combination where PYRT_LONG=1 is set; for the older ones, whose code differs in a few
+places, as contain every value. Of two older architectures with the same code the newer one is left out.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -10,12 +11,14 @@ on tensor cores that wait for each other. Compiles on all cores, and prints a li
 all of it is compiled; exits 1 if anything failed.
 """
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_co
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 COLUMNS = "{:22s} {:>8s} {:18s} {:>9s} {:>7s} {:>7s} {:>3s}"
 """The format of a line."""
+
+LONG = os.environ.get("PYRT_LONG", "0") != "0"
 
 FLAGS = ("-cubin", "-Werror", "all-warnings", "-Xptxas", "-v")
 """Beside those with which kernels run."""
@@ -98,19 +103,34 @@ def jobs_of(file: Path) -> list[tuple[Path, dict[str, str], str]]:
     *older, newest = architectures(file.read_text()) or ARCHITECTURES
     combinations = all_constants(file.read_text())
     return [
-        *((file, constants, newest) for constants in combinations),
-        *((file, constants, one) for one in older for constants in covering(combinations)),
+        *((file, constants, newest) for constants in (combinations if LONG else covering(combinations, 2))),
+        *(
+            (file, constants, one)
+            for one in different(older, flatten(file, [KERNELS], combinations[0]))
+            for constants in covering(combinations, 1)
+        ),
     ]
 
 
-def covering(combinations: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """A few of the combinations, in which every value of every constant is."""
-    missing = {item for constants in combinations for item in constants.items()}
+def different(names: Sequence[str], source: str) -> list[str]:
+    """Those architectures for which this source has other code than for the one before."""
+    asked = sorted({int(number) for number in re.findall(r"__CUDA_ARCH__\s*(?:>=|<)\s*(\d+)", source)})
+    codes = {name: bisect(asked, 10 * int(re.sub(r"\D", "", name))) for name in reversed(names)}
+    return [name for name in names if name in {code: name for name, code in codes.items()}.values()]
+
+
+def covering(combinations: Sequence[dict[str, str]], together: int) -> list[dict[str, str]]:
+    """A few of the combinations, in which every value of every constant is, or every two values that meet."""
+
+    def parts(constants: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
+        return set(itertools.combinations(sorted(constants.items()), min(together, len(constants))))
+
+    missing = {part for constants in combinations for part in parts(constants)}
     chosen = []
     while missing:
-        best = max(combinations, key=lambda constants: len(missing & set(constants.items())))
+        best = max(combinations, key=lambda constants: len(missing & parts(constants)))
         chosen.append(best)
-        missing -= set(best.items())
+        missing -= parts(best)
     return chosen or list(combinations[:1])
 
 

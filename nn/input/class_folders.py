@@ -27,8 +27,8 @@ TRAIN, TESTS = "train", ("test", "val")
 
 
 def is_here(folder: Path) -> bool:
-    """Return whether the folder has folders in it."""
-    return bool(folders(folder))
+    """Return whether an image lies in one of the folder's folders, or one level further down."""
+    return any(holds_image(one) or any(map(holds_image, folders(one))) for one in folders(folder))
 
 
 def load(folder: Path, wanted: Wanted = DEFAULT) -> Dataset:
@@ -70,6 +70,12 @@ def half(folder: Path, classes: list[str]) -> tuple[Part, Part]:
         files += [one / name for name in names]
         labels += [classes.index(one.name)] * len(names)
     return Part(shown(folder), images(files)), Part(f"{shown(folder)}, labels", np.array(labels))
+
+
+def holds_image(folder: Path) -> bool:
+    """Return whether a file in the folder itself has the name of an image."""
+    with reading(folder):
+        return any(map(is_image, os.listdir(folder)))
 
 
 def is_image(name: str) -> bool:

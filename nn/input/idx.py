@@ -54,7 +54,8 @@ def find(folder: Path) -> dict[Role, Path]:
         raise UserError(
             f"{shown(folder)}: no data here: looked for train-images-idx3-ubyte, train-labels-idx1-ubyte, "
             "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, with or without .gz, or a prefix such as "
-            "emnist-balanced-; for CIFAR's data_batch_1.bin or train.bin; and for folders of images"
+            "emnist-balanced-; for CIFAR's data_batch_1.bin or train.bin; and for a folder of PNG or JPEG "
+            "images for each class, here or in train"
         )
     if len(sets) > 1:
         names = ", ".join(

@@ -28,9 +28,10 @@ from pyrt.kernels import KernelLibrary
 from pyrt.ledger import Ledger, Row
 from pyrt.phases import Phases
 
-_OF_NO_LAYER = ("batches", "evaluation", "exchange", "moves", "losses")
-"""Rows of ledgers: chunks of samples or the whole training set; evaluations' chunks; buffers of what ranks
-exchange; losses on their way to the host, and what counts the steps."""
+_OF_NO_LAYER = ("windows", "batches", "evaluation", "exchange", "moves", "losses")
+"""Rows of ledgers: the matrix of windows that convolutions share; chunks of samples or the whole training
+set; evaluations' chunks; buffers of what ranks exchange; losses on their way to the host, and what counts the
+steps."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from experiments.study import FAILED
 from tests import LONG, standing_still
 from tests.mpi import ROOT, environment
 
-SLOW = ("correctness", "convergence", "profile", "roofline", "plans")
+SLOW = ("correctness", "convergence", "profile", "roofline", "plans", "scaling")
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
 RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLOW)]

@@ -26,7 +26,7 @@ from tests.fuzz.readers import READERS, Reader, content_of, each, pack_gzip, pac
 from tests.fuzz.watch import examine, watching
 
 examples = settings(
-    max_examples=5_000 if LONG else 100,
+    max_examples=5_000 if LONG else 30,
     derandomize=not LONG,
     print_blob=True,
     database=None,

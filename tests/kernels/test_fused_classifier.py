@@ -1,5 +1,7 @@
 """nn/fused_classifier.cu against the equations of nn/model/reference.py in NumPy's float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from nn.launch.classifier import FusedClassifier, fused_classifier_partials
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.model import reference
+from tests import few
 
 ROWS, HIDDEN, CLASSES = [1, 7, 97, 131], [1, 5, 64, 70, 130], [2, 3, 10, 17, 32]
 SIZES = [
@@ -88,6 +91,15 @@ class Case:
                 assert np.all(off <= self.scale * error), name
 
 
+VARIANTS = [
+    (kind, activation, *sizes)
+    for kind, activation, sizes in itertools.product(
+        ("softmax", "sigmoid"), ("identity", "sigmoid", "tanh", "relu"), ((10, 68), (12, 33))
+    )
+]
+"""Of the kernel's constants but the dtype; `make kernels` compiles all of them."""
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_random_inputs(kernels, device, rng, dtype, size):
     """Heads and activations in turn; as many blocks as a GPU of 8 multiprocessors would get."""
@@ -105,9 +117,7 @@ def test_columns_in_several_passes(kernels, device, rng, dtype):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("activation", ["identity", "sigmoid", "tanh", "relu"])
-@pytest.mark.parametrize("classes, hidden", [(10, 68), (12, 33)])
+@pytest.mark.parametrize("kind, activation, classes, hidden", few(VARIANTS[::3], of=VARIANTS))
 def test_every_variant(kernels, device, rng, dtype, kind, activation, classes, hidden):
     case = Case(rng, dtype, 9, hidden, classes, kind, activation)
     case.check(case.run(kernels, device, 2))

@@ -15,6 +15,7 @@ from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import fastest_gemm, runs_gemm, version_for
 from nn.launch.kernels import Kernels
 from pyrt.kernels import KERNELS, KernelLibrary
+from tests.pyrt.sources import folder_of
 
 A100 = {"multiprocessors": 108, "shared_memory": 163 << 10}
 
@@ -63,12 +64,10 @@ extern "C" __global__ void copies(const real *source, int inside, real *out)
 
 
 @pytest.fixture(scope="module")
-def mine(driver, tmp_path_factory):
+def mine(driver):
     if not has_mma(driver.architecture):
         pytest.skip("needs the tensor cores of sm_80")
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "mine.cu").write_text(SOURCE)
-    return KernelLibrary(driver, [folder, KERNELS])
+    return KernelLibrary(driver, [folder_of("mine", SOURCE), KERNELS])
 
 
 @pytest.fixture(params=["float32", "tf32"])

@@ -27,6 +27,7 @@ from nn.launch.kernels import Kernels
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, KernelLibrary
+from tests.pyrt.sources import folder_of
 
 H100 = {"multiprocessors": 132, "shared_memory": 232448}
 
@@ -87,12 +88,10 @@ tile_product(const TensorMap *A, const TensorMap *B, real *D)
 
 
 @pytest.fixture(scope="module")
-def mine(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def mine(driver: Driver) -> KernelLibrary:
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "mine.cu").write_text(SOURCE)
-    return KernelLibrary(driver, [folder, KERNELS])
+    return KernelLibrary(driver, [folder_of("mine", SOURCE), KERNELS])
 
 
 @pytest.fixture

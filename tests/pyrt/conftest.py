@@ -10,7 +10,7 @@ from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
-from tests.pyrt.sources import SOURCE
+from tests.pyrt.sources import SOURCE, folder_of
 
 
 @pytest.fixture
@@ -27,13 +27,11 @@ def cpu() -> CpuDriver:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of kernels of the tests' own, with its cache in ``cache``."""
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "mine.cu").write_text(SOURCE)
-    return folder
+def folder() -> Path:
+    """A directory of kernels of the tests' own."""
+    return folder_of("mine", SOURCE)
 
 
 @pytest.fixture(scope="module")
 def mine(driver: Driver, folder: Path) -> KernelLibrary:
-    return KernelLibrary(driver, [folder], str(folder / "cache"))
+    return KernelLibrary(driver, [folder])

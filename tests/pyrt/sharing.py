@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
+from tests.pyrt.sources import folder_of
 
 N = 1000
 
@@ -42,8 +41,8 @@ extern "C" __global__ void swap(int round, int n, float value, float *x, const f
 """
 
 
-def use_each_others_memory(driver: Driver, job: Job, folder: Path) -> None:
-    """Collective, on two ranks; ``folder`` is this rank's own."""
+def use_each_others_memory(driver: Driver, job: Job) -> None:
+    """Collective, on two ranks."""
     other = 1 - job.rank
     x, seen = (DeviceArray.from_host(driver, np.zeros(N, "f4")) for _ in range(2))
     flag = DeviceArray.from_host(driver, np.zeros(1, "i4"))
@@ -52,8 +51,7 @@ def use_each_others_memory(driver: Driver, job: Job, folder: Path) -> None:
     theirs = DeviceArray.imported(driver, handles[0], (N,), "f4")
     there = DeviceArray.imported(driver, handles[1], (1,), "i4")
 
-    (folder / "sharing.cu").write_text(SOURCE)
-    swap = KernelLibrary(driver, [folder], str(folder / "cache")).kernel("sharing", "swap")
+    swap = KernelLibrary(driver, [folder_of("sharing", SOURCE)]).kernel("sharing", "swap")
     stream = driver.create_stream()
     for round_ in range(3):
         value = 100.0 * round_ + job.rank

@@ -1,4 +1,27 @@
-"""Kernels of the driver's tests."""
+"""Kernels of the driver's tests, and where those of tests lie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pyrt.cache import kernel_folder
+
+
+def folder_of(name: str, source: str) -> Path:
+    """Return a folder with this kernel file in it, the same in all processes and sessions.
+
+    What is compiled from it names its path: so it is compiled once, and found in the cache from then on.
+    """
+    folder = kernel_folder().path / f"of-tests-{hashlib.sha256(source.encode()).hexdigest()[:24]}"
+    if not (folder / f"{name}.cu").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"{os.getpid()}.new"
+        unfinished.write_text(source)
+        unfinished.rename(folder / f"{name}.cu")
+    return folder
+
 
 SOURCE = r"""
 // Every kind of argument, in an order that needs gaps between them.

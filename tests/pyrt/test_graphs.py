@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from pyrt.driver import Driver, StreamHandle
 from pyrt.graphs import Recorder
 from pyrt.kernels import KernelLibrary, Launch
 from pyrt.phases import Phases, PhaseTimes
+from tests.pyrt.sources import folder_of
 
 KERNELS = """
 extern "C" __global__ void scale(float a, float b, float *x) { x[threadIdx.x] = a * x[threadIdx.x] + b; }
@@ -30,10 +30,9 @@ extern "C" __global__ void late(int nanoseconds, float *x)
 class Work:
     """An array, launches that change it, phases and a recorder on one stream."""
 
-    def __init__(self, driver: Driver, folder: Path) -> None:
-        (folder / "mine.cu").write_text(KERNELS)
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.library = KernelLibrary(driver, [folder], str(folder / "cache"))
+        self.library = KernelLibrary(driver, [folder_of("mine", KERNELS)])
         self.stream: StreamHandle = driver.create_stream()
         self.x = DeviceArray.from_host(driver, np.ones(4, "f4"))
         self.phases = Phases(0.0)
@@ -58,8 +57,8 @@ class Work:
 
 
 @pytest.fixture
-def work(driver: Driver, tmp_path: Path) -> Work:
-    return Work(driver, tmp_path)
+def work(driver: Driver) -> Work:
+    return Work(driver)
 
 
 def test_the_host_is_called_between_two_graphs(work: Work) -> None:

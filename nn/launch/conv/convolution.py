@@ -76,6 +76,12 @@ class ConvolutionWork(Work):
         window = self.window
         return sample_slices(self.samples, window.places * window.pixels * self.images.dtype.itemsize)
 
+    @property
+    def matrix_size(self) -> int:
+        """Count the elements of the matrix of windows of the largest slice."""
+        most = max(stop - start for start, stop in self.slices)
+        return most * self.window.places * self.window.pixels
+
     def of_samples(self, start: int, stop: int) -> tuple[DeviceArray, DeviceArray]:
         """Return the images of some samples, and their outputs as a matrix (windows, filters)."""
         outputs = self.outputs.rows(start, stop)

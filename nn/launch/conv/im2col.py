@@ -9,7 +9,6 @@ from nn.launch.conv.window import window_arguments
 from nn.launch.gemm import gemm
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.shapes import line_shape
-from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch, in_order
 
 if TYPE_CHECKING:
@@ -17,14 +16,16 @@ if TYPE_CHECKING:
 
 
 def bind_im2col(kernels: Kernels, work: ConvolutionWork) -> Launch:
-    """Bind the launches for all samples; the matrix of windows is for one slice of them."""
-    window, slices = work.window, work.slices
-    most = max(stop - start for start, stop in slices)
-    room = DeviceArray.empty(kernels.driver, (most * window.places, window.pixels), work.images.dtype)
+    """Bind the launches for all samples; the matrix of windows is for one slice of them.
+
+    All such work of ``kernels`` makes its matrix in the same memory.
+    """
+    window = work.window
+    kernels.reserve([work])
     launches: list[Launch] = []
-    for start, stop in slices:
+    for start, stop in work.slices:
         images, outputs = work.of_samples(start, stop)
-        P = room.rows(0, outputs.shape[0])
+        P = kernels.windows(outputs.shape[0], window.pixels)
         arguments = window_arguments(stop - start, window)
         if isinstance(work, InputGradient):
             launches.append(gemm(kernels, Product(P, outputs, work.filters)))

@@ -61,6 +61,9 @@ _STATIC = re.compile(
     r"(?P<type>[^;,=]*?)\s*\b(?P<name>\w+)\s*(?P<sizes>(?:\[[^;\]]*\]\s*)*);"
 )
 
+_OUTER = re.compile(r'(?:\bnamespace\b[^()=]*|\bextern\s*"[^"]*"\s*)$')
+"""What stands before a brace inside which it is still no function."""
+
 
 @cache
 def compiler() -> tuple[list[str], str]:
@@ -147,6 +150,7 @@ def translate(source: str) -> str:
     a function ``emulated_call_<name>`` that takes its arguments packed.
     """
     source = COMMENT_OR_LITERAL.sub(_without_comment, source)
+    _require_within_functions(source)
     source = _DYNAMIC.sub(
         r"\g<type> *const \g<name> = static_cast<\g<type> *>(emulated_dynamic_shared());", source
     )
@@ -159,6 +163,24 @@ def translate(source: str) -> str:
         for name in launchable(source)
     ]
     return "\n".join([source, *calls, ""])
+
+
+def _require_within_functions(source: str) -> None:
+    """Raise UserError where a ``__shared__`` variable is declared outside all functions.
+
+    Blocks are found by the running one; outside, the translated line would run as the library is loaded.
+    """
+    source = COMMENT_OR_LITERAL.sub(lambda literal: literal[0][0] + literal[0][-1], source)
+    within, begin = [False], 0  # for each brace that is open, whether a function or a type is around
+    for match in re.finditer(r"[{};]|\b__shared__\b", source):
+        if match[0] == "__shared__" and not within[-1]:
+            line = source[source.rfind("\n", 0, match.start()) + 1 :].split("\n")[0].strip()
+            raise UserError(f"declare each __shared__ variable inside the kernel that uses it: {line}")
+        if match[0] == "{":
+            within.append(within[-1] or not _OUTER.search(source[begin : match.start()]))
+        elif match[0] == "}" and len(within) > 1:
+            within.pop()
+        begin = match.end()
 
 
 def _without_comment(match: re.Match[str]) -> str:

@@ -7,6 +7,10 @@
 
 #define PYRT_EMULATED 1
 
+#include <cstddef>
+// Not C++17's special functions, as no CUDA has them: to read them took a third of a small kernel's compilation.
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

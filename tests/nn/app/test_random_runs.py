@@ -10,10 +10,10 @@ import pytest
 
 from pyrt.driver import Driver
 from pyrt.job import Job, join
-from tests import LONG, standing_still
+from tests import LONG, few, standing_still
 from tests.nn.random_runs import RandomRun
 
-ON_THE_CPU = range(1000 if LONG else 3)
+ON_THE_CPU = range(1000 if LONG else 2)
 ON_A_DEVICE = range(200 if LONG else 1)
 
 
@@ -41,12 +41,12 @@ def told(case: RandomRun, job: Job) -> Iterable[None]:
         pytest.fail(f"{case}\n\n{type(error).__name__}: {error}")
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([2, 4], of=[2, 3, 4]))
 def test_on_the_cpu(tmp_path: Path) -> None:
     check(ON_THE_CPU, "cpu", tmp_path)
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([2, 3], of=[2, 3, 4]))
 def test_on_a_device(driver: Driver, tmp_path: Path) -> None:
     check(ON_A_DEVICE, driver.name, tmp_path)

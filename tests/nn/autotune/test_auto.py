@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from nn.app.options import Options
+from nn.autotune import __main__ as autotune
 from nn.autotune import probe
 from nn.autotune.__main__ import network_of, parse
 from nn.autotune.cost import is_pass, kind
@@ -34,7 +36,7 @@ from pyrt.driver.null import DeviceProperties
 from pyrt.errors import UserError
 from pyrt.exchange.choose import choose
 from pyrt.job import Job, join
-from tests import mpi
+from tests import few, mpi
 from tests.nn.autotune.rates import HOPPER, QUICK, random_rates
 from train import train
 
@@ -273,14 +275,20 @@ def test_a_network_of_a_file_needs_images_too(tmp_path: Path) -> None:
         (["--rates", MACHINE, "--save", "/none/plan.json"], "--save"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], message: str) -> None:
-    done = command(*words)
+def test_mistakes_are_said(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["autotune", *words])
+    with pytest.raises(UserError, match=re.escape(message)):
+        autotune.main(join())
+
+
+def test_a_mistake_is_one_line() -> None:
+    done = command("--rates", "none.json")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "--rates none.json: No such file or directory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", few([2], of=[1, 2]))
 def test_the_plan_and_the_rates_cannot_go_into_one_file(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "link.json").symlink_to("both.json")
     for other in ("both.json", "link.json"):  # one name, and two of one file

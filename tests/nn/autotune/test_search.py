@@ -37,6 +37,11 @@ def best_of_all(search: Search) -> float:
     return min(cost.seconds for cost in costs if cost is not None and search.fits(cost))
 
 
+DEVICES = {"cpu": DeviceProperties(), "gpu": HOPPER}
+LAST = list(itertools.product(("peer", "blocking", "root"), DEVICES))
+"""Exchanges that come last, and devices."""
+
+
 @pytest.mark.parametrize("exchange", ["peer", "host"])
 @pytest.mark.parametrize("device", [DeviceProperties(), HOPPER], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("seed", few(range(3), of=range(6)))
@@ -68,12 +73,11 @@ def test_one_weird_trick_is_found():
     assert [split == SAMPLES for split in best.splits] == convolutions
 
 
-@pytest.mark.parametrize("device", [DeviceProperties(), HOPPER], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("exchange", ["peer", "blocking", "root"])
+@pytest.mark.parametrize(("exchange", "device"), few([LAST[0], LAST[3], LAST[4]], of=LAST))
 def test_where_an_exchange_comes_last_sums_over_pairs_of_layers_are_the_costs(device, exchange):
     network = Network.dense((30, 64, 200, 33, 10), "sigmoid", "softmax")
     for ranks_per_node in (2, 8):
-        search = Search(Task(network, 300), 8, random_rates(3, device, exchange, ranks_per_node))
+        search = Search(Task(network, 300), 8, random_rates(3, DEVICES[device], exchange, ranks_per_node))
         for shards in (2, 8):
             sums = search.sums(shards)
             assert len(sums) > 10

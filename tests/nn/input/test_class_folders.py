@@ -155,7 +155,7 @@ def test_a_header_that_lies_allocates_nothing(tmp_path, refused, size):
 @pytest.mark.parametrize(
     ("files", "place", "words"),
     [
-        ({"d/notes.txt": b""}, "d", "no PNG or JPEG file in it"),
+        ({"a/1.png": packed(COLOURS[0]), "d/notes.txt": b""}, "d", "no PNG or JPEG file in it"),
         ({"d/e/1.png": b""}, "d", "no PNG or JPEG file in it"),
         (
             {"train/a/1.png": packed(COLOURS[0]), "test/z/1.png": b""},
@@ -171,9 +171,16 @@ def test_folders_that_are_wrong(tmp_path, refused, files, place, words):
         load(fill(tmp_path, files))
 
 
-def test_a_folder_without_folders(tmp_path, refused):
-    with refused(tmp_path, "train-images-idx3-ubyte", "data_batch_1.bin", "folders of images"):
-        load(fill(tmp_path, {"1.png": packed(COLOURS[0])}))
+@pytest.mark.parametrize("file", ["1.png", "a/notes.txt", "train/loop.py", "a/b/c/1.png", ".git/a.png"])
+def test_a_folder_without_class_folders_says_what_was_looked_for(tmp_path, refused, file):
+    """A folder called train is none: this project has one, of programs."""
+    looked_for = (
+        "train-images-idx3-ubyte",
+        "data_batch_1.bin",
+        "a folder of PNG or JPEG images for each class",
+    )
+    with refused(tmp_path, *looked_for):
+        load(fill(tmp_path, {file: packed(COLOURS[0])}))
 
 
 def test_without_pillow(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ Whole jobs, whose processes start anew, are in tests/test_train.py and tests/tes
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyrt.driver import Driver
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job, join
+from tests import few
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, momentum=0.5, val_fraction=0.1)
@@ -55,7 +57,9 @@ def trained(options: Options, job: Job) -> dict[str, bytes]:
         return {name: file[name].tobytes() for name in file.files if name != "run"}
 
 
-def differing(options: Options, job: Job, ways: list[tuple[str, str]], **again: Any) -> list[tuple[str, str]]:
+def differing(
+    options: Options, job: Job, ways: Sequence[tuple[str, str]], **again: Any
+) -> list[tuple[str, str]]:
     """Those ways in which a second run, changed by ``again``, has other bits."""
     found = []
     for exchange, grid in ways:
@@ -86,4 +90,5 @@ def test_on_a_device(options: Options, job: Job, driver: Driver) -> None:
     again = {"order_seed": 1} if driver.name == "emulated" else {}
     takes_device = verdict(job, driver).is_proven
     ways = [way for way in ON_A_DEVICE if way[0] != "device" or takes_device]
-    assert not differing(where, job, ways, **again)
+    some = [way for way in ways if not way[1] or way == ("peer", "2x2")]
+    assert not differing(where, job, few(some, of=ways), **again)

@@ -10,6 +10,7 @@ from nn.app.load import problem_of
 from nn.app.options import Options
 from nn.input import load as load_data
 from nn.input import placement, streamed
+from nn.launch.conv import convolution
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.parallel import buckets, plan_files
 from nn.parallel.plan import Plan
@@ -200,6 +201,30 @@ def test_components_and_parts_of_products_are_their_layers():
     assert lines["layer 2"].workspaces > 2 * 3 * 3000 * 512  # the gradient of what is below
     assert lines["batches"].buffers >= 3600 * (784 + 4)
     assert lines["other"].device == 0
+
+
+@pytest.mark.parametrize("conv", ["im2col", "direct"])
+def test_convolutions_share_the_matrix_of_windows(conv, monkeypatch):
+    """It is as large as the largest one, and at most so large that some samples fit in."""
+    gpu = NullDriver(DeviceProperties("a GPU", "sm_80", 108, 166912), "cuda")
+
+    images = load_data("synthetic:12x12x1:10:100")
+
+    def windows(net):
+        problem = problem_of(Options(net=net, batch=50, val_fraction=0.0, conv=conv), images)
+        shard = Shard.alone(problem.network)
+        groups = RankGroups.of(choose("auto", gpu, join().alone()), shard)
+        needs, _ = rehearse(problem, shard, groups, join().alone(), gpu, "resident")
+        (line,) = (line for line in needs.lines if line.name == "windows")
+        assert sum(each.workspaces for each in needs.lines) < small
+        return line.device
+
+    small, large = 4 * 50 * 10 * 10 * 9, 4 * 50 * 8 * 8 * (9 * 4)
+    expected = (small, large, large) if conv == "im2col" else (0, 0, 0)
+    nets = "conv3x3x4", "conv3x3x4,relu,conv3x3x8", "conv3x3x4,relu,conv3x3x8,relu,conv1x1x2"
+    assert tuple(windows(f"{net},dense10") for net in nets) == expected
+    monkeypatch.setattr(convolution, "WORKSPACE_BYTES", large // 5)
+    assert windows(f"{nets[1]},dense10") == expected[1] // 5
 
 
 def test_what_does_not_fit_is_refused_before_training(digits, monkeypatch):

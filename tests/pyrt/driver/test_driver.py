@@ -26,7 +26,7 @@ from pyrt.phases import Phases
 from pyrt.streams import Streams
 from tests.pyrt.fakes import missing_from_protocol
 from tests.pyrt.sharing import use_each_others_memory
-from tests.pyrt.sources import LONG
+from tests.pyrt.sources import LONG, folder_of
 
 
 def test_it_has_all_that_the_protocol_asks_for(driver: Driver) -> None:
@@ -168,11 +168,8 @@ extern "C" __global__ void add_reversed(int size, real *x, const real *y)
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_kernels_that_overlap_see_what_the_one_before_wrote(
-    driver: Driver, tmp_path: Path, graph: bool
-) -> None:
-    (tmp_path / "mine.cu").write_text(OVERLAPPING)
-    library = KernelLibrary(driver, [tmp_path, KERNELS], str(tmp_path / "cache"))
+def test_kernels_that_overlap_see_what_the_one_before_wrote(driver: Driver, graph: bool) -> None:
+    library = KernelLibrary(driver, [folder_of("mine", OVERLAPPING), KERNELS])
     size, stream = 4 * 64, driver.create_stream()
     start = np.arange(2.0 * size, dtype="f4").reshape(2, size)
     x, y = (DeviceArray.from_host(driver, row) for row in start)
@@ -229,8 +226,8 @@ class TestLaunch:
 
 
 @pytest.mark.parallel([2])
-def test_ranks_use_each_others_memory(driver: Driver, job: Job, tmp_path: Path) -> None:
-    use_each_others_memory(driver, job, tmp_path)
+def test_ranks_use_each_others_memory(driver: Driver, job: Job) -> None:
+    use_each_others_memory(driver, job)
 
 
 class TestSharing:

@@ -15,6 +15,7 @@ from pyrt.exchange.choose import ExchangeChoice
 from pyrt.exchange.registry import choices
 from pyrt.job import AgreedError, Job
 from pyrt.mpi_probe.libraries import Verdict
+from tests import few
 
 # A real GPU that the ranks share is no device of their own: what `auto` finds is tested on the emulated one.
 pytestmark = pytest.mark.kernels
@@ -51,7 +52,7 @@ def test_one_node_takes_peer_memory(own: EmulatedDriver, job: Job) -> None:
     assert choice.node.size == job.size
 
 
-@pytest.mark.parallel([4, 5])
+@pytest.mark.parallel(few([4], of=[4, 5]))
 def test_nodes_take_peer_memory_within_each(own: EmulatedDriver, job: Job) -> None:
     """Two of two ranks, or one of three and one of two."""
     size = 2 if job.size == 4 else 3

@@ -13,6 +13,7 @@ from pyrt.exchange import Bucket, peer
 from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.exchange.registry import choices
 from pyrt.job import Job
+from tests import few
 from tests.pyrt.exchange.trainer import (
     BUCKETS,
     PARAMETERS,
@@ -43,7 +44,7 @@ def has_the_bits_of_numpy(
     driver.free(trainer.gradients.pointer)
 
 
-@pytest.mark.parallel([2, 3, 5])
+@pytest.mark.parallel(few([2, 3], of=[2, 3, 5]))
 def test_sums_have_the_order_of_the_ranks(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads take several fours each, in blocks of which each rank has as many, though devices differ."""
     monkeypatch.setattr(peer, "_most_threads", lambda ranks, dtype: 32)

@@ -11,6 +11,7 @@ import pytest
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 from pyrt.kernels import KernelLibrary
+from tests.pyrt.sources import folder_of
 
 SOURCE = r"""
 // constants: WIDE=0|1
@@ -74,10 +75,8 @@ extern "C" __global__ void no_parameters(void) {}
 
 
 @pytest.fixture(scope="module")
-def forms(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    folder = tmp_path_factory.mktemp("forms")
-    (folder / "forms.cu").write_text(SOURCE)
-    return KernelLibrary(driver, [folder], str(folder / "cache"))
+def forms(driver: Driver) -> KernelLibrary:
+    return KernelLibrary(driver, [folder_of("forms", SOURCE)])
 
 
 def launched(

@@ -12,7 +12,8 @@ from pyrt.arrays import DeviceArray
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.emulated.compile import compiler
 from pyrt.errors import UserError
-from pyrt.kernels import KernelLibrary
+from pyrt.kernels import Kernel, KernelLibrary
+from tests.pyrt.sources import folder_of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,21 +28,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Bench:
     """A device, a stream, and kernels from source text whose arguments may be NumPy arrays."""
 
-    def __init__(self, driver: EmulatedDriver, folder: Path) -> None:
+    def __init__(self, driver: EmulatedDriver) -> None:
         self.driver = driver
-        self.folder = folder
         self.stream = driver.create_stream()
-        self.library = KernelLibrary(driver, [folder], str(folder / "cache"))
+
+    def named(self, name: str, source: str, file: str | None = None, **constants: int) -> Kernel:
+        """Return a kernel of this source, in a file of its own name or another one."""
+        file = file or name
+        return KernelLibrary(self.driver, [folder_of(file, source)]).kernel(file, name, **constants)
 
     def kernel(self, source: str, **constants: int) -> Callable[..., list[np.ndarray]]:
         """A function (grid, block, *arguments) that runs the kernel ``test`` of this source and waits for it.
 
         It returns the arrays among the arguments as the kernel has left them.
         """
-        (self.folder / "test.cu").write_text(source)
-        kernel = KernelLibrary(self.driver, [self.folder], str(self.folder / "cache")).kernel(
-            "test", "test", **constants
-        )
+        kernel = self.named("test", source, **constants)
 
         def run(grid: int, block: int, *arguments: object, shared: int = 0) -> list[np.ndarray]:
             there = [
@@ -70,10 +71,10 @@ def checking_driver() -> Iterator[EmulatedDriver]:
 
 
 @pytest.fixture
-def plain(plain_driver: EmulatedDriver, tmp_path: Path) -> Bench:
-    return Bench(plain_driver, tmp_path)
+def plain(plain_driver: EmulatedDriver) -> Bench:
+    return Bench(plain_driver)
 
 
 @pytest.fixture
-def checking(checking_driver: EmulatedDriver, tmp_path: Path) -> Bench:
-    return Bench(checking_driver, tmp_path)
+def checking(checking_driver: EmulatedDriver) -> Bench:
+    return Bench(checking_driver)

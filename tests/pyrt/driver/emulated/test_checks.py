@@ -371,8 +371,7 @@ extern "C" __global__ void late(int nanoseconds, float *x)
 
 def queue_late(checking: Bench, x: DeviceArray) -> None:
     """Queue a kernel that writes x after 50 ms."""
-    (checking.folder / "late.cu").write_text(LATE)
-    checking.library.kernel("late", "late").bind((1,), (1,), 50_000_000, x)(checking.stream)
+    checking.named("late", LATE).bind((1,), (1,), 50_000_000, x)(checking.stream)
 
 
 @pytest.mark.parametrize("bug", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -65,6 +66,43 @@ def test_one_that_cannot_be_is_named(command: str, message: str, cxx: pytest.Mon
         compile.compiler()
 
 
+BROKEN = [
+    ("echo broken >&2; exit 3", "says no version: mend it, or name another one in $CXX\nbroken"),
+    ("[ $1 = --version ] && exit; echo k.cpp:1: no >&2; exit 1", "does not compile it\nk.cpp:1: no"),
+    ("[ $1 = --version ] && exit; kill -9 $$", "was ended (Killed): is there enough memory?"),
+    (
+        "[ $1 = --version ] && exit; kill -40 $$",
+        "was ended (Real-time signal 6): is there enough memory?",
+    ),
+    ("exit", "says nothing, and makes nothing: name another one in $CXX"),
+    (
+        "[ $1 = --version ] && exit; printf '\\351\\n' >&2; exit 1",
+        "does not compile it\n\N{REPLACEMENT CHARACTER}",
+    ),
+    (None, "does not run (Exec format error): name another one in $CXX"),
+]
+"""Compilers as scripts, or no program, and what is said of them."""
+
+
+def broken_compiler(folder: Path, script: str | None) -> Path:
+    compiler = folder / "g++"
+    compiler.write_text("no program" if script is None else f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.mark.parametrize(("script", "words"), BROKEN)
+def test_a_broken_one_is_told_by_its_words(
+    tmp_path: Path, script: str | None, words: str, cxx: pytest.MonkeyPatch
+) -> None:
+    """So it is in a whole job, on all ranks: tests/test_faults.py."""
+    compiler = broken_compiler(tmp_path, script)
+    cxx.setenv("CXX", str(compiler))
+    with pytest.raises(UserError) as caught:
+        compile.kernel_library(SOURCE, str(tmp_path / "cache"), False)
+    assert str(caught.value).startswith(f"{compiler} {words}")
+
+
 def test_a_library_that_does_not_load_is_one_line_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,3 +127,43 @@ def test_the_runtime_shows_nothing_of_the_cpp_library() -> None:
     names = [line.split()[-1] for line in printed.splitlines()]
     ours = ("emulated_", "_ZN8emulated", "__tsan_", "__ubsan_", "__wrap_")
     assert names and [name for name in names if not name.startswith(ours)] == []
+
+
+USE = "tile[threadIdx.x] = 1; x[0] = tile[0];"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "around"),
+    [
+        ("extern __shared__ float tile[];", "{}"),
+        ("extern __shared__ __align__(16) int tile[];", 'extern "C" {{ {} }}'),
+        ("__shared__ int tile[4];", "namespace {{ inline int one() {{ return 1; }} {} }}"),
+        (
+            "static __shared__ int tile[4];",
+            "namespace a::b {{ struct S {{ int x; }}; {} }} using namespace a::b;",
+        ),
+    ],
+)
+def test_a_shared_variable_outside_all_functions_is_refused_with_what_to_write(
+    declaration: str, around: str
+) -> None:
+    """It would be looked for as the library is loaded, when no block runs: the process would end."""
+    kernel = f'extern "C" __global__ void test(int *x) {{ {USE} }}'
+    words = rf"^declare each __shared__ variable inside the kernel that uses it: .*{re.escape(declaration)}"
+    with pytest.raises(UserError, match=words):
+        compile.translate(f"// a '}}'\n{around.format(declaration)}\n{kernel}")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}",
+        "namespace a {{ {} }}",
+        "const int table[] = {{1, 2}}; {}",
+        "#define LOG \"}}\"\nstruct S {{ int x = '{{'; }};\n{}",
+        "template <class T> struct Of {{ __device__ void go() {{ __shared__ T one; one = T(); }} }};\n{}",
+    ],
+)
+def test_one_inside_a_function_is_not_refused(around: str) -> None:
+    kernel = f'extern "C" __global__ void test(int *x) {{ if (x) {{ extern __shared__ int tile[]; {USE} }} }}'
+    assert "emulated_dynamic_shared" in compile.translate(around.format(kernel))

@@ -91,7 +91,9 @@ class TestProgress:
 
     @pytest.mark.parametrize("wait", WAITS)
     def test_kernels_of_two_streams_that_wait_for_each_other(self, plain: Bench, wait: str) -> None:
-        (plain.folder / "ping.cu").write_text(f"""
+        ping = plain.named(
+            "ping",
+            f"""
         extern "C" __global__ void ping(int first, int *turn)
         {{
             for (int mine = first; mine < 6; mine += 2) {{
@@ -99,9 +101,9 @@ class TestProgress:
                 __threadfence();
                 *(volatile int *)turn = mine + 1;
             }}
-        }}""")
+        }}""",
+        )
         turn = DeviceArray.from_host(plain.driver, np.zeros(1, np.int32))
-        ping = plain.library.kernel("ping", "ping")
         for first, stream in ((1, plain.stream), (0, plain.driver.create_stream())):
             ping.bind((1,), (1,), first, turn)(stream)
         assert turn.to_host() == 6
@@ -143,8 +145,8 @@ class TestProgress:
 def test_launches_that_a_gpu_refuses(
     plain: Bench, grid: tuple[int, ...], block: tuple[int, ...], shared: int
 ) -> None:
-    (plain.folder / "nothing.cu").write_text('extern "C" __global__ void nothing() {}')
-    launch = plain.library.kernel("nothing", "nothing").bind(grid, block, shared=shared)
+    kernel = plain.named("nothing", 'extern "C" __global__ void nothing() {}')
+    launch = kernel.bind(grid, block, shared=shared)
     with pytest.raises(DeviceError, match=r"^nothing: grid .* a GPU takes 1 to"):
         launch(plain.stream)
 
@@ -255,8 +257,9 @@ class TestStreams:
     def test_the_host_goes_on_and_a_missing_wait_shows(self, plain: Bench) -> None:
         plain.kernel(LATE)(1, 1, np.zeros(1, "f4"))
         x, seen = DeviceArray.from_host(plain.driver, np.zeros(1, "f4")), pinned(plain.driver, (1,), "f4")
+        late = plain.named("test", LATE).bind((1,), (1,), x)
         before = time.perf_counter()
-        plain.library.kernel("test", "test").bind((1,), (1,), x)(plain.stream)
+        late(plain.stream)
         assert time.perf_counter() - before < 0.04
         other = plain.driver.create_stream()
         x.queue_download(seen, other)
@@ -268,7 +271,7 @@ class TestStreams:
         plain.kernel(LATE)(1, 1, np.zeros(1, "f4"))
         x = DeviceArray.from_host(plain.driver, np.zeros(1, "f4"))
         event = plain.driver.create_event(timing=False)
-        plain.library.kernel("test", "test").bind((1,), (1,), x)(plain.stream)
+        plain.named("test", LATE).bind((1,), (1,), x)(plain.stream)
         plain.driver.record(event, plain.stream)
         counted = 0
         while not plain.driver.is_done(event):

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ extern "C" __global__ void in_turn(int first, int *turn)
 
 
 def bind(bench: Bench, name: str, grid: int, block: int, *arguments: Any) -> Launch:
-    (bench.folder / "mine.cu").write_text(KERNELS)
-    return bench.library.kernel("mine", name).bind((grid,), (block,), *arguments)
+    return bench.named(name, KERNELS, "mine").bind((grid,), (block,), *arguments)
 
 
 def array(bench: Bench, *shape: int) -> DeviceArray:
@@ -270,12 +268,11 @@ extern "C" __global__ void arrivals(int *count, int *blocks) { blocks[atomicAdd(
 """
 
 
-def test_an_order_seed_shuffles_every_replay(tmp_path: Path) -> None:
+def test_an_order_seed_shuffles_every_replay() -> None:
     driver = EmulatedDriver(order_seed=0)
-    bench = Bench(driver, tmp_path)
-    (tmp_path / "arrivals.cu").write_text(ARRIVALS)
+    bench = Bench(driver)
     count, blocks = (DeviceArray.from_host(driver, np.zeros(60, "i4")) for _ in range(2))
-    launch = bench.library.kernel("arrivals", "arrivals").bind((60,), (1,), count, blocks)
+    launch = bench.named("arrivals", ARRIVALS).bind((60,), (1,), count, blocks)
     with capture(driver, bench.stream) as graph:
         driver.fill(count.pointer, 0, 4, bench.stream)
         launch(bench.stream)

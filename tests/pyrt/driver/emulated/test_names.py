@@ -32,15 +32,18 @@ LANE = I % 32
 
 class TestPlaces:
     def test_threads_and_blocks_in_three_dimensions(self, plain: Bench) -> None:
-        (plain.folder / "places.cu").write_text("""
+        kernel = plain.named(
+            "places",
+            """
         extern "C" __global__ void places(int *out)
         {
             const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
             const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
             out[block * blockDim.x * blockDim.y * blockDim.z + thread] += thread + 1000 * block;
-        }""")
+        }""",
+        )
         out = DeviceArray.from_host(plain.driver, ints(2 * 3 * 4 * 5 * 3 * 2))
-        plain.library.kernel("places", "places").bind((2, 3, 4), (5, 3, 2), out)(plain.stream)
+        kernel.bind((2, 3, 4), (5, 3, 2), out)(plain.stream)
         block, thread = np.divmod(np.arange(out.size), 30)
         np.testing.assert_array_equal(out.to_host(), thread + 1000 * block)
 

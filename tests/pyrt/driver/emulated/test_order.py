@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,10 +37,10 @@ extern "C" __global__ void test(int *count, int *threads, int *blocks)
 """
 
 
-def arrivals(folder: Path, seed: int | None, grid: int) -> tuple[list[int], list[int]]:
+def arrivals(seed: int | None, grid: int) -> tuple[list[int], list[int]]:
     driver = EmulatedDriver(order_seed=seed)
     try:
-        kernel = Bench(driver, folder).kernel(ARRIVALS)
+        kernel = Bench(driver).kernel(ARRIVALS)
         _, threads, blocks = kernel(
             grid, 40, np.zeros(2, "i4"), np.zeros(80 * grid, "i4"), np.zeros(grid, "i4")
         )
@@ -50,8 +49,8 @@ def arrivals(folder: Path, seed: int | None, grid: int) -> tuple[list[int], list
     return threads.tolist(), blocks.tolist()
 
 
-def test_threads_come_in_an_order_that_the_seed_decides(tmp_path: Path) -> None:
-    orders = [arrivals(tmp_path, seed, 1)[0] for seed in (0, 1, 0)]
+def test_threads_come_in_an_order_that_the_seed_decides() -> None:
+    orders = [arrivals(seed, 1)[0] for seed in (0, 1, 0)]
     assert orders[0] == orders[2] != orders[1]
     for order in orders:
         first, second = order[:40], order[40:]
@@ -59,9 +58,9 @@ def test_threads_come_in_an_order_that_the_seed_decides(tmp_path: Path) -> None:
         assert first != second
 
 
-def test_blocks_come_in_another_order(tmp_path: Path) -> None:
+def test_blocks_come_in_another_order() -> None:
     for seed in (0, 1):
-        _, blocks = arrivals(tmp_path, seed, 60)
+        _, blocks = arrivals(seed, 60)
         assert sorted(blocks) == list(range(60))
         moved = np.abs(np.array(blocks) - np.arange(60))
         assert moved.mean() > 5  # workers that run side by side move a block by a place or two
