@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nn.launch.conv import convolution
+from nn.launch.conv import winograd
 from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
 from nn.launch.conv.winograd import Tiles, bind_winograd, fits_winograd
 from nn.launch.kernels import Kernels
@@ -105,7 +105,7 @@ def test_samples_in_slices(kernels, device, rng, monkeypatch, size, samples):
         number = 2 * kernels.components if kernels.uses_components else real
         row = channels * (number + (number if kind is FilterGradient else real))
         each = tiles.each * tiles.places * row
-        monkeypatch.setattr(convolution, "WORKSPACE_BYTES", size * each if size > 1 else each // 2)
+        monkeypatch.setattr(winograd, "SLICE_BYTES", size * each if size > 1 else each // 2)
         launch = bind_winograd(kernels, work, tiles)
         assert launch.kernels.count("winograd_images") == -(-samples // size)
         assert any("batch" in name for name in launch.kernels) == kernels.uses_components

@@ -26,12 +26,12 @@ WORKSPACE_BYTES = 256 << 20
 """The most memory for windows, or for transformed tiles: those of more samples are made in slices."""
 
 
-def sample_slices(samples: int, each: int) -> list[tuple[int, int]]:
+def sample_slices(samples: int, each: int, most: int) -> list[tuple[int, int]]:
     """Return start and stop of nearly equal slices of samples, each of so many bytes.
 
-    A slice has at most `WORKSPACE_BYTES`, but one sample at least.
+    A slice has at most ``most`` bytes, but one sample at least.
     """
-    count = blocks(samples, max(1, WORKSPACE_BYTES // each))
+    count = blocks(samples, max(1, most // each))
     size = blocks(samples, count)
     return [(start, min(start + size, samples)) for start in range(0, samples, size)]
 
@@ -74,7 +74,8 @@ class ConvolutionWork(Work):
     def slices(self) -> list[tuple[int, int]]:
         """Start and stop of the samples whose windows are made at once, at most `WORKSPACE_BYTES` of them."""
         window = self.window
-        return sample_slices(self.samples, window.places * window.pixels * self.images.dtype.itemsize)
+        each = window.places * window.pixels * self.images.dtype.itemsize
+        return sample_slices(self.samples, each, WORKSPACE_BYTES)
 
     @property
     def matrix_size(self) -> int:
