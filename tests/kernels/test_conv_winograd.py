@@ -105,7 +105,8 @@ def test_samples_in_slices(kernels, device, rng, monkeypatch, size, samples):
         number = 2 * kernels.components if kernels.uses_components else real
         row = channels * (number + (number if kind is FilterGradient else real))
         each = tiles.each * tiles.places * row
-        monkeypatch.setattr(winograd, "SLICE_BYTES", size * each if size > 1 else each // 2)
+        for name in ("SLICE_BYTES", "FILTER_SLICE_BYTES"):
+            monkeypatch.setattr(winograd, name, size * each if size > 1 else each // 2)
         launch = bind_winograd(kernels, work, tiles)
         assert launch.kernels.count("winograd_images") == -(-samples // size)
         assert any("batch" in name for name in launch.kernels) == kernels.uses_components

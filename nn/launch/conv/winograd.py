@@ -36,8 +36,11 @@ _MANY_FORWARD, _MANY_BACKWARD = 512, 256
 Forward more, as `implicit` has bias and activation in its epilogue.
 """
 
-SLICE_BYTES = 96 << 20
-"""The most memory for transformed tiles: those of more samples are made in slices."""
+SLICE_BYTES, FILTER_SLICE_BYTES = 96 << 20, 256 << 20
+"""The most memory for transformed tiles: those of more samples are made in slices.
+
+The L2 cache keeps a part of a small slice; to the filters few tiles are a short sum.
+"""
 
 OUTS = (2, 4)
 """Sides of a tile of results: F(2x2, 3x3) and F(4x4, 3x3)."""
@@ -114,7 +117,8 @@ class _Binder:
         itemsize = self._work.images.dtype.itemsize
         each = 2 * self._kernels.components if self._in_components else itemsize
         row = operands * each + results * itemsize
-        return sample_slices(self._work.samples, self._tiles.each * self._tiles.places * row, SLICE_BYTES)
+        most = FILTER_SLICE_BYTES if isinstance(self._work, FilterGradient) else SLICE_BYTES
+        return sample_slices(self._work.samples, self._tiles.each * self._tiles.places * row, most)
 
     def numbers(self, rows: int, columns: int) -> DeviceArray:
         """Make room for numbers: a matrix for each place, one below the other."""

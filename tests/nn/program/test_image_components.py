@@ -55,7 +55,7 @@ def test_bytes_are_those_of_images_and_components():
 
 
 def test_images_are_split_where_their_kernel_cannot():
-    """Images of data come as they are. Copies gather 12 channels: they leave no components, and read dZ too."""
+    """Images of data come as they are. Copies gather 12 channels: no components, and they read dZ too."""
     operations = step("conv3x3x16,relu,dense4", (8, 8, 16), 4)
     assert [item.name for item in operations].count("split images") == 1 and not makers(operations)
     operations = step("conv3x3x12p1,relu,conv3x3x16,relu,conv3x3x16,relu,dense4", (8, 8, 3), 4)
