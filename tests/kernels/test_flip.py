@@ -1,4 +1,4 @@
-"""conv/flip.cu, and the same in NumPy: filters turned around, as bf16 components, of several layers at once."""
+"""conv/flip.cu, and the same in NumPy: filters of several layers turned around, as bf16 components."""
 
 import numpy as np
 import pytest
