@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nn.launch.conv.flip import TURN
 from nn.launch.kernels import Kernels
 from nn.launch.update import LossRing, Optimiser, Segment, UpdateArrays
 from nn.optimisers import OPTIMISERS, Sgd
@@ -70,6 +71,10 @@ def test_the_clock_of_adam(driver: Driver) -> None:
     adam = OPTIMISERS["adam"]()
     (size,) = sizes(driver, adam.header, ["AdamClock"], {"REAL": "float", "UPDATE": adam.header})
     assert size == 8 * adam.clock == 8 * len(adam.clock_at(7))
+
+
+def test_filters_that_are_turned(driver: Driver) -> None:
+    assert sizes(driver, "conv/flip.cu", ["Turn"], {"REAL": "float"}) == [TURN.size]
 
 
 class Notes:

@@ -3,6 +3,7 @@
 - Each matrix is split once, before the first product that reads it. Pixels are gathered as a component, and
   the update keeps the components of weights.
 - Bias and activation go into the product before them.
+- Filters are turned around for the way back by one launch, for all layers.
 - The kernel that makes images leaves the components beside them that convolutions read.
 - A product that reads nothing of what the operation before it writes need not wait for it.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.flip import FlipFilters, Turn
 from nn.launch.conv.gathered import operands_of, result_of
-from nn.launch.conv.implicit import ImplicitConvolution, flipped
+from nn.launch.conv.implicit import ImplicitConvolution
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.with_components import WithComponents
 from nn.launch.elementwise import BiasActivation
@@ -26,7 +29,7 @@ from nn.launch.pixels import GatherBatch, ScalePixels
 from nn.launch.pool import Pool
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_images import FuseConvolution, FuseOutputGradient
-from nn.program.operations import BucketReady, Item, Operation
+from nn.program.operations import BucketReady, Item, Operation, charged
 from nn.program.rewrite import Replacement, Rule, columns_within, overlap, reads, same, writes, written
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch
@@ -61,6 +64,7 @@ class ComponentRules:
     ) -> None:
         self._kernels, self._take_components = kernels, pool.for_a_list()
         self._known = [_Known(array, components) for array, components in known]
+        self._turns: list[Turn] = []
         self._classifier = FuseClassifier(kernels, self._components_for_products)
 
     @property
@@ -160,9 +164,7 @@ class ComponentRules:
         of_filters = isinstance(work, FilterGradient)
         gathered = self._image_components(operation, images, items)
         if isinstance(work, InputGradient):
-            turn = flipped(work, lambda rows, columns: self._take_components(gathered.count, rows, columns))
-            items.append(Operation("turn filters", operation.part, turn, layer=operation.layer))
-            other = turn.T
+            other = self._turned(operation, rest, items)
         elif of_filters:
             other = self._image_components(operation, matrix, items)
         else:
@@ -174,6 +176,23 @@ class ComponentRules:
         made = ImplicitConvolution(work, gathered, other, epilogue, starts_early)
         result = replace(operation, work=made, starts_early=starts_early)
         return Replacement(count, [*items, self._with_components(result, made.bind, rest[count:])])
+
+    def _turned(self, reader: Operation, rest: Sequence[Item], items: list[Operation]) -> Components:
+        """Return filters turned around; add the launch that turns those of all convolutions that are left."""
+        assert isinstance(reader.work, InputGradient)
+        filters = reader.work.filters
+        found = next((turn for turn in self._turns if same(turn.W, filters)), None)
+        if found is not None:
+            return found.T
+        turns: list[Turn] = []
+        for place, item in enumerate(rest):
+            work = item.work if isinstance(item, Operation) and self._is_implicit(item) else None
+            if isinstance(work, InputGradient) and not any(writes(one, work.filters) for one in rest[:place]):
+                with charged(self._kernels.driver, item):
+                    turns.append(Turn.of(work, partial(self._take_components, self._kernels.components)))
+        self._turns += turns
+        items.append(Operation("turn filters", reader.part, FlipFilters(turns), layer=reader.layer))
+        return turns[0].T
 
     def _of_arrays(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Put bias and activation into a convolution of arrays as they are."""
@@ -259,6 +278,7 @@ class ComponentRules:
         """Components of matrices that these items write over."""
         gone = [array for item in items for array in written(item)]
         self._known = [one for one in self._known if not any(overlap(one.array, array) for array in gone)]
+        self._turns = [one for one in self._turns if not any(overlap(one.W, array) for array in gone)]
 
     def _split(
         self, reader: Operation, operands: Sequence[DeviceArray]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
+from nn.launch.conv.flip import FlipFilters, Turn
 from nn.launch.conv.gathered import FILTER_PARTS, FORWARD_PARTS, gathered, operands_of, result_of
 from nn.launch.conv.with_components import component_arguments
-from nn.launch.gemm.components import TILE_BYTES, Components, Split, split
+from nn.launch.gemm.components import TILE_BYTES, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
-from nn.launch.shapes import line_shape
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
@@ -281,47 +281,6 @@ def _sizes(work: ImplicitConvolution) -> tuple[int, int, int]:
     return M, N, gathering.places * gathering.chunks * _LINE
 
 
-@dataclass(frozen=True)
-class FlipFilters(Work):
-    """Filters W (filters, places channels) as components of T (channels, places filters), places reversed."""
-
-    kind = "flip filters"
-    W: DeviceArray
-    T: Components
-    places: int
-
-    @property
-    def reads(self) -> tuple[DeviceArray, ...]:
-        return (self.W,)
-
-    @property
-    def writes(self) -> tuple[DeviceArray, ...]:
-        return (self.T.numbers,)
-
-    @property
-    def results(self) -> tuple[Components, ...]:
-        return (self.T,)
-
-    @property
-    def flops(self) -> int:
-        return self.W.size * self.T.count
-
-    def on_device(self, kernels: Kernels) -> Launch:
-        filters, T = self.W.shape[0], self.T
-        kernel = kernels.kernel("conv/flip", "flip_filters")
-        sizes = filters, self.places, T.rows
-        return kernel.bind(*line_shape(self.W.size), *sizes, self.W, T.count, T.array, T.ld, T.distance)
-
-    def in_numpy(self) -> Compute:
-        w, T = self.W.host_view(), self.T
-
-        def compute() -> None:
-            turned = w.reshape(len(w), self.places, T.rows)[:, ::-1].transpose(2, 1, 0)
-            T.numbers.host_view()[:] = split(turned.reshape(T.rows, -1), T.count).reshape(-1, T.columns)
-
-        return compute
-
-
 def bind_implicit(kernels: Kernels, work: ConvolutionWork) -> Launch:
     """Bind a convolution by itself: its operands are split first."""
     preparations: list[Work] = []
@@ -333,18 +292,10 @@ def bind_implicit(kernels: Kernels, work: ConvolutionWork) -> Launch:
 
     images, matrix = operands_of(work)
     if isinstance(work, InputGradient):
-        prepared = flipped(
-            work, lambda rows, columns: Components.empty(kernels.driver, kernels.components, rows, columns)
-        )
-        preparations.append(prepared)
-        parts = ready(images, True), prepared.T
+        turn = Turn.of(work, partial(Components.empty, kernels.driver, kernels.components))
+        preparations.append(FlipFilters([turn]))
+        parts = ready(images, True), turn.T
     else:
         parts = ready(images, True), ready(matrix, isinstance(work, FilterGradient))
     done = ImplicitConvolution(work, *parts)
     return in_order([one.on_device(kernels) for one in (*preparations, done)])
-
-
-def flipped(work: InputGradient, room: Callable[[int, int], Components]) -> FlipFilters:
-    """Return the work that turns the filters around for the gradient of the images."""
-    places = work.window.rows * work.window.columns
-    return FlipFilters(work.filters, room(work.window.channels, places * work.filter_count), places)

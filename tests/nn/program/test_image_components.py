@@ -55,7 +55,7 @@ def test_bytes_are_those_of_images_and_components():
 
 
 def test_images_are_split_where_their_kernel_cannot():
-    """Images of data come as they are. Copies gather 12 channels: no components, and they read dZ too."""
+    """Images of data, as they come. Copies gather 12 channels: they leave no components, and read dZ too."""
     operations = step("conv3x3x16,relu,dense4", (8, 8, 16), 4)
     assert [item.name for item in operations].count("split images") == 1 and not makers(operations)
     operations = step("conv3x3x12p1,relu,conv3x3x16,relu,conv3x3x16,relu,dense4", (8, 8, 3), 4)
@@ -81,3 +81,22 @@ def test_components_are_known_until_the_way_back():
     assert len(readers) == 2
     assert {np.dtype(array.dtype) for item in readers for array in item.reads[:2]} == {np.dtype(np.uint16)}
     assert not any(item.starts_early for item in readers[:1])
+
+
+def test_filters_of_all_layers_are_turned_in_one_launch():
+    """Before the first gradient of images that reads them, on the way back."""
+    operations = step("vgg-small", *IMAGES["vgg-small"])
+    (place,) = (place for place, item in enumerate(operations) if item.name == "turn filters")
+    turned = operations[place].writes
+    assert [array.shape for array in operations[place].reads] == [
+        (filters, 9 * channels)
+        for filters, channels in [(256, 256), (256, 128), (128, 128), (128, 64), (64, 64)]
+    ]
+    readers = {
+        number
+        for number, item in enumerate(operations)
+        for array in item.reads
+        for one in turned
+        if array.pointer == one.pointer
+    }
+    assert len(readers) == 5 and min(readers) == place + 1
