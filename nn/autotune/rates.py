@@ -198,12 +198,13 @@ class Rates:
 
 def load(path: Path) -> Rates:
     """Read the rates in a file, or of a name of `machines`. Raises UserError if there are none."""
-    file = MACHINES / f"{path}.json" if str(path) in machines() else path
+    known = MACHINES / f"{path}.json"
+    file = known if Path(path).name == str(path) and known.is_file() else path
     try:
         return parsed(json.loads(read_small(file, _LARGEST)))
     except OSError as error:
         raise UserError(
-            f"--rates {shown(path)}: {error.strerror}: give a file of rates, or {', '.join(machines())}"
+            f"--rates {shown(path)}: {error.strerror}: give a file of rates, or a name that --help lists"
         ) from None
     except (*MALFORMED, RecursionError) as error:
         raise UserError(
