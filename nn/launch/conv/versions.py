@@ -12,7 +12,7 @@ from nn.launch.gemm.mma import has_mma
 CONV_VERSIONS = ("direct", "shared", "im2col", "implicit", "winograd")
 """All versions, in the order of the ladder; ``implicit`` is for float32, on tensor cores from sm_80 on.
 
-``winograd`` rounds more than the others; `Kernels` takes its small tiles, which do not, where they are faster.
+``winograd`` rounds more than the others; `Kernels` takes its small tiles, which do not, where that is faster.
 """
 
 
