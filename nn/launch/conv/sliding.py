@@ -34,7 +34,7 @@ _LEAST_THREADS = 128
 """Threads of a forward block, at least where its tile has fewer segments."""
 
 _SHARED_BYTES = 72 * 1024
-"""Shared memory of a block, where there is so much: three are on a multiprocessor of 228 KB."""
+"""Shared memory of a block, where there is so much: a multiprocessor of 228 KB has room for three."""
 
 _LEAST_SHARED_BYTES = 48 * 1024
 """What every GPU gives a block."""
