@@ -16,6 +16,8 @@ from pyrt.kernels.signatures import Signature, launchable, read_kernels
 PROJECT_FILES = sorted(KERNELS.rglob("*.cu"))
 APART = {
     "pixels.cu": "float32 pixels, whatever REAL is",
+    "augment.cu": "float32 pixels, whatever REAL is",
+    "flip.cu": "real numbers in a structure",
     "batch.cu": "real numbers in a structure",
     "redistribute.cu": "real numbers in a structure",
 }

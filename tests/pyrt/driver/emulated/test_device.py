@@ -177,7 +177,7 @@ def test_shared_memory_that_a_gpu_refuses(plain: Bench, floats: int, dynamic: in
 
 
 def is_worker(task: Path) -> bool:
-    with suppress(FileNotFoundError):  # it has ended meanwhile
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
         return (task / "comm").read_text() == "emulated device\n"
     return False
 
