@@ -28,3 +28,13 @@ def saved(path):
     """The parameters in a file, bit by bit."""
     with np.load(path) as file:
         return {name: (file[name].dtype.str, file[name].tobytes()) for name in file.files if name != "run"}
+
+
+def write_images(path, shape):
+    """Write a data set of random images of this shape in five classes: 50 to train on, 11 test images."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, count in (("train", 50), ("test", 11)):
+        arrays[f"x_{name}"] = rng.integers(0, 256, (count, *shape), np.uint8)
+        arrays[f"y_{name}"] = np.arange(count) % 5
+    np.savez(path, **arrays)

@@ -19,6 +19,7 @@ from nn.model.net_text import make_network
 from pyrt.driver import Driver
 from pyrt.job import Job, join
 from tests import few
+from tests.nn.small_runs import write_images
 from train import train
 
 NET = "dropout0.1,conv2x2x3,relu,pool2s1,dropout0.3,dense9,tanh,dropout0.5,dense7,sigmoid,dropout0.2,dense5"
@@ -56,12 +57,7 @@ def options(tmp_path: Path, job: Job) -> Options:
     """Of a run on random images in five classes, for all ranks; it saves its weights."""
     folder: Path = job.comm.bcast(tmp_path)
     if job.rank == 0:
-        rng = np.random.default_rng(0)
-        arrays: dict[str, Any] = {}
-        for name, count in (("train", 50), ("test", 11)):
-            arrays[f"x_{name}"] = rng.integers(0, 256, (count, 3, 4), np.uint8)
-            arrays[f"y_{name}"] = np.arange(count) % 5
-        np.savez(folder / "digits.npz", **arrays)
+        write_images(folder / "digits.npz", (3, 4))
     job.comm.barrier()
     return dataclasses.replace(SMALL, data=str(folder / "digits.npz"), save=folder / "w.npz", device="cpu")
 
