@@ -43,7 +43,7 @@ NO_AUGMENT = "none"
 
 
 class Run(NamedTuple):
-    """What the runs differ in."""
+    """A run: its network, its arithmetic, its --augment."""
 
     net: str
     math: str
@@ -61,7 +61,7 @@ NETS = {
 
 GOAL = Run(CONV, "tf32", "flip")
 FEW = (GOAL, Run(CONV, "tf32", NO_AUGMENT), Run(DENSE, "tf32", "flip"))
-"""Of the small size."""
+"""The runs of the small size."""
 
 MORE = tuple(Run(CONV, math, augment) for math in ("float32", "bf16") for augment in ("flip", NO_AUGMENT))
 ON_CPU = (Run(SMALL_CONV, "float32", NO_AUGMENT), Run(SMALL_DENSE, "float32", NO_AUGMENT))

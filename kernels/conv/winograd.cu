@@ -4,7 +4,7 @@
 //
 // Results are made in tiles of OUT x OUT. A tile sees IN x IN pixels d; with a filter g of 3 x 3
 //   tile = A^T [(G g G^T) * (B^T d B)] A        * element by element
-// Of these IN x IN products each is summed over channels: one matrix product for each of the IN x IN places,
+// Each of the IN x IN products is summed over channels. So there is one matrix product for each place,
 //   M[place] = V[place] U[place]^T     V = B^T d B (tiles x channels)   U = G g G^T (filters x channels)
 // The formula is linear in tile, g and d. So the gradient of g has the same three matrices:
 //   dg = G^T [(A dtile A^T) * (B^T d B)] G      summed over tiles: dU[place] = S[place]^T V[place]

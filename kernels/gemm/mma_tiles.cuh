@@ -1,5 +1,5 @@
-// What products on the tensor cores of sm_80 and later share: tiles in shared memory on their way, split operands,
-// sums in registers. D = op(A) op(B), op(A) M x K, op(B) K x N; with the constants TRANSPOSE_A, TRANSPOSE_B,
+// Tiles of products on the tensor cores of sm_80 and later: they pass through shared memory, their operands are split,
+// and their sums are in registers. D = op(A) op(B), op(A) M x K, op(B) K x N; with the constants TRANSPOSE_A, TRANSPOSE_B,
 // COMPONENTS.
 //
 // These tensor cores multiply TF32 numbers: float32 of which the low 13 bits are ignored, 11 bits that count

@@ -160,7 +160,7 @@ struct Block {
     }
 };
 
-// What else becomes of two neighbours of D: nothing, but where a kernel's result is another one.
+// Does nothing more with two neighbours of D. A kernel whose result is another type overloads it.
 __device__ inline void store_more(const Result &, int, int, float2) {}
 
 // Two neighbours of a row of D; `wide` if both are in it, and aligned to 8 bytes.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nn.launch.kernels import Kernels
 from pyrt.arrays import DeviceArray
+from pyrt.driver.cpu import CpuDriver
 
 
 class Device:
@@ -57,3 +59,14 @@ def rng(request):
 def real(dtype):
     """The constant REAL of a dtype."""
     return {"float32": "float", "float64": "double"}[np.dtype(dtype).name]
+
+
+@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
+def place(request):
+    """Makes arrays, and does work on them: in NumPy, and in float32 kernels."""
+    if request.param == "numpy":
+        driver = CpuDriver()
+        return lambda host: DeviceArray.from_host(driver, host), lambda work: work.in_numpy()()
+    library, device = (request.getfixturevalue(name) for name in ("library", "device"))
+    kernels = Kernels(library, np.float32)
+    return device.array, lambda work: device.run(work.on_device(kernels))

@@ -5,23 +5,9 @@ import pytest
 
 from nn.launch.conv.flip import FlipFilters, Turn
 from nn.launch.gemm.components import Components, split
-from nn.launch.kernels import Kernels
-from pyrt.arrays import DeviceArray
-from pyrt.driver.cpu import CpuDriver
 
 LAYERS = [(1, (1, 1), 1), (24, (3, 2), 17), (8, (2, 5), 40)]
 """Filters, rows and columns, channels."""
-
-
-@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
-def place(request):
-    """Makes arrays, and does work on them."""
-    if request.param == "numpy":
-        driver = CpuDriver()
-        return lambda host: DeviceArray.from_host(driver, host), lambda work: work.in_numpy()()
-    library, device = (request.getfixturevalue(name) for name in ("library", "device"))
-    kernels = Kernels(library, np.float32)
-    return device.array, lambda work: device.run(work.on_device(kernels))
 
 
 @pytest.mark.sanitizer

@@ -7,11 +7,8 @@ from nn.launch.column_sums import ColumnSums
 from nn.launch.conv.output_gradient import OutputGradient
 from nn.launch.elementwise import ActivationBackward
 from nn.launch.gemm.components import Components
-from nn.launch.kernels import Kernels
 from nn.launch.pool import PoolGradient
 from nn.model.window import Window
-from pyrt.arrays import DeviceArray
-from pyrt.driver.cpu import CpuDriver
 from tests.nn.model import loops
 
 F = {
@@ -33,17 +30,6 @@ CASES = [
     (2, (7, 7, 6), (2, 3)),  # gaps between them
 ]
 """Samples, shape of an image, size and stride of a pool."""
-
-
-@pytest.fixture(params=["numpy", pytest.param("kernels", marks=pytest.mark.kernels)])
-def place(request):
-    """Makes arrays, and does work on them."""
-    if request.param == "numpy":
-        driver = CpuDriver()
-        return lambda host: DeviceArray.from_host(driver, host), lambda work: work.in_numpy()()
-    library, device = (request.getfixturevalue(name) for name in ("library", "device"))
-    kernels = Kernels(library, np.float32)
-    return device.array, lambda work: device.run(work.on_device(kernels))
 
 
 class Case:

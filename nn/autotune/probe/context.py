@@ -27,11 +27,11 @@ class Convolved:
     """Sizes of convolutions; each of the three in ascending order."""
 
     side: int
-    """Of the images, pixels,"""
+    """Rows and columns of an image."""
     samples: tuple[int, ...]
-    """how many of them,"""
+    """Images of a batch."""
     channels: tuple[int, ...]
-    """their channels,"""
+    """Channels of an image."""
     filters: tuple[int, ...]
 
 

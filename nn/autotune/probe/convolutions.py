@@ -24,7 +24,7 @@ from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 
 _SIDE = 3
-"""Of a window."""
+"""Rows and columns of a window."""
 
 _CHUNK = 1 << 22
 """Random numbers that are drawn; more repeat them."""
@@ -38,7 +38,7 @@ def convolution_times(setting: ProbeContext, extent: Extent) -> Convolutions:
     with closing(Lender(setting.driver)) as lender:
         arrays = _Arrays(cast(Driver, lender), sizes, setting.task.dtype)
         for samples, channels in np.ndindex(len(sizes.samples), len(sizes.channels)):
-            # What is beside their arrays goes before that of the next ones comes.
+            # Free this size's workspaces before the next size allocates its own.
             with closing(Lender(setting.driver)) as beside:
                 driver = cast(Driver, beside)
                 kernels, pool = kernels_on(driver, setting.task), ComponentPool(driver)
