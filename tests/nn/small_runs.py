@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from nn.app.options import Options
+from train import train
 
 SMALL = Options(
     data="synthetic:28x28x1:10:1100",
@@ -38,3 +39,18 @@ def write_images(path, shape):
         arrays[f"x_{name}"] = rng.integers(0, 256, (count, *shape), np.uint8)
         arrays[f"y_{name}"] = np.arange(count) % 5
     np.savez(path, **arrays)
+
+
+def outcome(options, job, **changes):
+    """All that a run can be told by, bit by bit: its weights, scores, test and report. Collective."""
+    options = using(options, **changes)
+    report = train(options, job)
+    job.comm.barrier()
+    weights = saved(options.save)
+    job.comm.barrier()
+    scores = [(epoch.loss, epoch.validation_precision) for epoch in report.epochs]
+    return weights, scores, report.test, report
+
+
+def require_passed(report):
+    assert report.check is not None and report.check.passed, str(report.check)

@@ -203,6 +203,25 @@ def test_with_products_on_mma_convolutions_are_too(device):
         assert kernels.choose(convolution(kernels, kind)) == "implicit_mma"
 
 
+@pytest.mark.parametrize(
+    ("math", "conv", "channels", "forward", "gradients"),
+    [
+        ("float32", "auto", 512, "winograd_2x2", "winograd_2x2"),
+        ("float32", "auto", 256, "implicit", "winograd_2x2"),
+        ("float32", "auto", 128, "implicit", "implicit"),
+        ("float32", "implicit", 512, "implicit", "implicit"),
+        ("tf32", "auto", 512, "implicit", "implicit"),
+    ],
+)
+def test_small_tiles_of_winograd_are_taken_where_channels_are_many(math, conv, channels, forward, gradients):
+    kernels = Kernels(KernelLibrary(NullDriver(H100)), np.float32, math=math, conv=conv)
+    for kind in (Convolution, InputGradient, FilterGradient):
+        work = convolution(kernels, kind, image=(4, 6, channels), filters=channels)
+        assert kernels.choose(work) == (forward if kind is Convolution else gradients), kind
+        names = work.on_device(kernels).kernels
+        assert any("winograd" in name for name in names) == ("winograd" in kernels.choose(work))
+
+
 def test_devices_of_different_kinds_share_a_version():
     assert common_convolution("f4", ["sm_90a", "sm_80"]) == "implicit"
     assert common_convolution("f4", ["sm_90a", "sm_80", "sm_75"]) == "im2col"

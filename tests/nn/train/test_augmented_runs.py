@@ -12,13 +12,12 @@ import pytest
 import nn
 import pyrt
 from nn.app.options import Options
-from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.job import Job, join
 from tests import few
-from tests.nn.small_runs import write_images
+from tests.nn.small_runs import outcome, require_passed, write_images
 from train import train
 
 NET = "conv2x2x3,relu,dense9,tanh,dropout0.2,dense5"
@@ -57,23 +56,6 @@ def options(tmp_path: Path, job: Job) -> Options:
         write_images(folder / "images.npz", (3, 4, 2))
     job.comm.barrier()
     return dataclasses.replace(SMALL, data=str(folder / "images.npz"), save=folder / "w.npz")
-
-
-def outcome(options: Options, job: Job, **changes: Any) -> tuple[Any, ...]:
-    """All that a run can be told by, bit by bit."""
-    options = dataclasses.replace(options, **changes)
-    report = train(options, job)
-    job.comm.barrier()
-    assert options.save is not None
-    with np.load(options.save) as file:
-        weights = {name: file[name].tobytes() for name in file.files if name != "run"}
-    job.comm.barrier()
-    scores = [(epoch.loss, epoch.validation_precision) for epoch in report.epochs]
-    return weights, scores, report.test, report
-
-
-def require_passed(report: Report) -> None:
-    assert report.check is not None and report.check.passed, str(report.check)
 
 
 def test_one_rank_changes_what_the_reference_does(options: Options, job: Job) -> None:

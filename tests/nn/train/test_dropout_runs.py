@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nn.app.options import Options
-from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
 from nn.files import parameters
 from nn.model import reference
@@ -19,7 +17,7 @@ from nn.model.net_text import make_network
 from pyrt.driver import Driver
 from pyrt.job import Job, join
 from tests import few
-from tests.nn.small_runs import write_images
+from tests.nn.small_runs import outcome, require_passed, write_images
 from train import train
 
 NET = "dropout0.1,conv2x2x3,relu,pool2s1,dropout0.3,dense9,tanh,dropout0.5,dense7,sigmoid,dropout0.2,dense5"
@@ -60,22 +58,6 @@ def options(tmp_path: Path, job: Job) -> Options:
         write_images(folder / "digits.npz", (3, 4))
     job.comm.barrier()
     return dataclasses.replace(SMALL, data=str(folder / "digits.npz"), save=folder / "w.npz", device="cpu")
-
-
-def outcome(options: Options, job: Job, **changes: Any) -> tuple[Any, ...]:
-    """All that a run can be told by, bit by bit."""
-    options = dataclasses.replace(options, **changes)
-    report = train(options, job)
-    job.comm.barrier()
-    assert options.save is not None
-    with np.load(options.save) as file:
-        weights = {name: file[name].tobytes() for name in file.files if name != "run"}
-    job.comm.barrier()
-    return weights, [epoch.loss for epoch in report.epochs], report.test, report
-
-
-def require_passed(report: Report) -> None:
-    assert report.check is not None and report.check.passed, str(report.check)
 
 
 def test_one_rank_drops_what_the_reference_does(options: Options, job: Job) -> None:
