@@ -185,8 +185,8 @@ sliding_forward(int samples, int height, int width, int channels, int rows, int 
                 const real *X, const real *V, const real *bias, real *Y, bfloat16 *components, int terms,
                 int distance)
 {
-    wait_for_previous_kernel();
     extern __shared__ __align__(16) real weights[];
+    wait_for_previous_kernel();
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
     const Output output = {filters, bias, Y, components, terms, distance};
@@ -278,8 +278,8 @@ sliding_filters(int samples, int height, int width, int channels, int rows, int 
                 int out_height, int out_width, int images, int band, int pitch, int filters, int slices,
                 const real *X, const real *dY, real *partials)
 {
-    wait_for_previous_kernel();
     extern __shared__ __align__(16) real gradients[];
+    wait_for_previous_kernel();
     const Tiles tiles = {{height, width, channels, rows, columns, stride, top, left, out_height, out_width},
                          samples, images, band, pitch};
     const int segments = tiles.segments(), padded = segments * ACROSS;
