@@ -13,6 +13,9 @@
 // Both: a block has FILTERS of the filters (grid's y) and takes every gridDim.x-th tile: `band` rows of outputs of
 // `images` images (more than one only if a band is all rows), with the pixels that they need, a plane for each
 // channel, in shared memory. A plane's rows are `pitch` long, an odd number: neighbours are in different banks.
+//
+// These kernels wait for the one before them only in their second line, and so are not launched beside it: blocks
+// that come early crowd the multiprocessors that are free first, and each has as much to do as any other.
 
 #include "async_copies.cuh"
 #include "bfloat16.cuh"

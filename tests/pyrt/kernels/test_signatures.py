@@ -22,6 +22,9 @@ APART = {
     "redistribute.cu": "real numbers in a structure",
 }
 
+STARTS_BEHIND = {"sliding.cu"}
+"""Kernels that are faster if they are not launched beside the kernel before them; the files say why."""
+
 
 def number(name: str, dtype: str, components: int = 1) -> Parameter:
     return Parameter(name, CType(np.dtype(dtype), components))
@@ -277,13 +280,14 @@ def test_kernels_that_wait_by_themselves_overlap() -> None:
 
 @pytest.mark.parametrize("file", PROJECT_FILES, ids=lambda file: str(file.relative_to(KERNELS)))
 def test_every_kernel_of_the_project_under_all_constants(file: Path) -> None:
-    """Each ``__global__`` is found, can be launched and waits by itself; its real numbers follow REAL."""
+    """Each ``__global__`` is found, can be launched and waits by itself, or starts behind the one before it;
+    its real numbers follow REAL."""
     for constants in all_constants(file.read_text()):
         source = with_constants(flatten(file, [KERNELS], constants), constants)
         kernels = read_kernels(source)
         names = re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)", file.read_text())
         assert list(kernels) == launchable(source) == names
-        assert all(kernel.overlaps for kernel in kernels.values())
+        assert all(kernel.overlaps != (file.name in STARTS_BEHIND) for kernel in kernels.values())
         real = {"float": "f", "double": "d"}[constants["REAL"]]
         codes = {parameter.type.dtype.char for one in kernels.values() for parameter in one.parameters}
         assert {"f", "d"} & codes == {real} or file.name in APART
