@@ -1,4 +1,4 @@
-"""The three streams of a rank: copies up, kernels, and copies down run beside each other."""
+"""The streams of a rank: copies up, kernels, some of these beside the others, and copies down."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pyrt.driver import Driver
 
 
 class Streams:
-    """``upload``, ``compute`` and ``download`` of one device.
+    """``upload``, ``compute``, ``beside`` and ``download`` of one device.
 
     What one stream needs of another is said with an event: ``record`` on the one, ``wait`` on the other.
     """
 
     def __init__(self, driver: Driver) -> None:
+        self.driver = driver
         self.upload = driver.create_stream()
         self.compute = driver.create_stream()
+        self.beside = driver.create_stream()
         self.download = driver.create_stream()

@@ -124,7 +124,7 @@ convolve_64x64(int M, int N, int depth, const WindowMap *map, const TensorMap *m
                      {{M, N, alpha, beta, C, bias, D, ldc, ldd}, components, distance});
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(384, RESIDENT<2, 64>)
 convolve_128x64(int M, int N, int depth, const WindowMap *map, const TensorMap *matrix, int samples, int out_height,
                 int out_width, int step, int top, int left, int columns, int width, int stages, float4 *sums,
                 int *done, int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias,

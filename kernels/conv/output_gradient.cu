@@ -7,7 +7,7 @@
 //
 // Block w x h threads, w a power of two; grid: x counts blocks down the rows (a block takes every gridDim.x-th group
 // of h rows), y across the channels, w V a block, V = 4 or 2 where that divides them, else 1. Shared memory: V sums
-// a thread, at most 256 threads. Each block leaves the sums of its rows in its row of partials (gridDim.x x
+// a thread, at most 512 threads. Each block leaves the sums of its rows in its row of partials (gridDim.x x
 // channels); the last of a column of blocks to do so adds them up, always in the order of the rows.
 //
 // Either dZ or components may be null: `count` (at most 3) bf16 matrices, `distance` elements from one to the next.
@@ -16,7 +16,7 @@
 #include "conv/window.cuh"
 #include "nn/activations.cuh"
 
-const int THREADS = 256;
+const int THREADS = 512;
 
 template <int V>
 struct alignas(V) Bytes {
@@ -214,7 +214,7 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
         make_output_gradient<1>(output, gradient);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 through_activation(int rows, int channels, const real *A, const real *dA, real *dZ, bfloat16 *components,
                    int count, int distance, real *partials, real *db, int *done)
 {
@@ -224,7 +224,7 @@ through_activation(int rows, int channels, const real *A, const real *dA, real *
     make_output_gradient(output, gradient);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 through_pooling(int samples, int height, int width, int channels, int window_rows, int columns, int stride, int top,
                 int left, int out_height, int out_width, const unsigned char *places, const real *B,
                 const real *dB, real *dZ, bfloat16 *components, int count, int distance, real *partials, real *db,

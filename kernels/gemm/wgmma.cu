@@ -73,7 +73,7 @@ gemm_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stag
     gemm<1, 64>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(384, RESIDENT<2, 64>)
 gemm_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
             int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {

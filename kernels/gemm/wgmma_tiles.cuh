@@ -34,6 +34,10 @@ const int COMPONENTS_A = COMPONENTS / 10, COMPONENTS_B = COMPONENTS % 10;
 const int DEPTH = 128 / sizeof(number);  // elements along k: a row of a tile is 128 bytes
 const int MOST_STAGES = 8;
 
+// Blocks for whose registers a multiprocessor has room. Of two, one multiplies while the other begins or ends.
+template <int GROUPS, int BN>
+const int RESIDENT = COMPONENTS == 11 && GROUPS == 2 && BN == 64 ? 2 : 1;
+
 // The same place in every ring of buffers: which one is next, and how often the ring was passed, modulo 2.
 struct Place {
     int slot = 0, round = 0;
@@ -254,7 +258,8 @@ __device__ inline void multiply(const Tiles &tiles, int first_m, int first_n, in
     __syncthreads();
 
     // Registers are given to a block in equal shares; those that multiply need more than theirs.
-    const int fetching = GROUPS == 2 ? 40 : 32, multiplying = GROUPS == 2 ? 232 : 160;
+    const bool two = RESIDENT<GROUPS, BN> == 2;
+    const int fetching = two ? 24 : GROUPS == 2 ? 40 : 32, multiplying = two ? 104 : GROUPS == 2 ? 232 : 160;
     // Alike for all lanes, and the compiler must see it.
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0);
     if (warp >= 4 * GROUPS) {

@@ -140,6 +140,15 @@ class Kernels:
             with self.driver.ledger.of("windows"):
                 self._windows = DeviceArray.empty(self.driver, (size,), self._windows.dtype)
 
+    def may_run_beside(self, work: Work) -> bool:
+        """Return whether the work may run while others do.
+
+        Not if it takes the room that all such works share; nor if its blocks are as many as run at once, each
+        with as much to do: others would hold up some of them, and so all.
+        """
+        convolution = work.convolution
+        return convolution is None or self.choose(convolution) not in ("im2col", "narrow")
+
     def windows(self, count: int, pixels: int) -> DeviceArray:
         """Return room for a matrix of windows, of what is reserved."""
         return self._windows.rows(0, count * pixels).reshape(count, pixels)

@@ -39,6 +39,10 @@ class Operation:
     """Whether it begins beside the kernel before it: it waits for that before it writes, and not before."""
     layer: int = 0
     """The layer that it is of, or begins with; 0 is the input's."""
+    beside: bool = False
+    """Whether it runs on a stream beside the others, behind those before it in the list; see beside.py."""
+    waits_for_beside: bool = False
+    """Whether it waits for all that runs beside the others, and is before it in the list."""
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:

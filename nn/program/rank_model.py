@@ -20,14 +20,16 @@ from nn.optimisers.base import Optimiser
 from nn.parallel.buckets import gradient_layout, panels
 from nn.parallel.shard import Shard
 from nn.program.activations import Activations
+from nn.program.beside import place_beside
 from nn.program.dropout import Draws, count_step
 from nn.program.fuse import fuse
-from nn.program.operations import Item, Operation
+from nn.program.operations import Item, Operation, StartRedistribution
 from nn.program.passes import Pass
 from nn.program.step import Wrap
 from nn.program.update import OptimiserState, ParameterUpdate
 from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.driver import Driver
+from pyrt.exchange.registry import exchanges as facts
 from pyrt.kernels import in_order
 
 
@@ -121,13 +123,19 @@ class TrainingArrays:
         draws = model.network.draws or augmenter is not None
         self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
+        overlaps = any(facts()[name].overlaps for name in exchanges)
+        self._may_run_beside = model.kernels is not None and not model.numbers.apart and not overlaps
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch."""
         model = self._model
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start))
-        return model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+        items = model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+        if not self._may_run_beside or any(isinstance(item, StartRedistribution) for item in items):
+            return items
+        assert model.kernels is not None
+        return place_beside(items, self.gradients.flat, model.kernels)
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""

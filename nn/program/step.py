@@ -17,6 +17,7 @@ from nn.program.operations import (
     charged,
 )
 from pyrt.arrays import Arena
+from pyrt.driver import EventHandle
 from pyrt.exchange import Exchange, QueueWork
 from pyrt.phases import Phases
 from pyrt.redistribute import Bound, Redistributor
@@ -43,9 +44,10 @@ class TrainingStep:
         moves: dict[int, Bound] = {}
         reserve(items, kernels)
         self._parts = []
+        beside = Beside(streams)
         for part in (FORWARD, BACKWARD):
             calls = [
-                under_phase(item, streams, phases, wrap(item, bound(item, kernels)))
+                beside.ordered(item, under_phase(item, streams, phases, wrap(item, bound(item, kernels))))
                 if isinstance(item, Operation)
                 else partial(exchange.ready, item.bucket)
                 if isinstance(item, BucketReady)
@@ -53,10 +55,12 @@ class TrainingStep:
                 for item in items
                 if item.part == part
             ]
+            if part == BACKWARD and beside.is_used:
+                calls.append(beside.wait)
             self._parts.append((phases.phase(part, streams.compute), calls))
 
     def run(self) -> None:
-        """Queue all items on the compute stream (in NumPy: compute them)."""
+        """Queue all items (in NumPy: compute them); the compute stream ends behind all of them."""
         for phase, calls in self._parts:
             with phase:
                 for call in calls:
@@ -117,14 +121,45 @@ def bind(operation: Operation, streams: Streams, kernels: Kernels | None) -> Cal
 def under_phase(
     operation: Operation, streams: Streams, phases: Phases, queue: QueueWork
 ) -> Callable[[], None]:
-    """Bind the operation to the compute stream, under its phase."""
-    phase, compute = phases.phase(operation.name, streams.compute), streams.compute
+    """Bind the operation to its stream, under its phase."""
+    stream = streams.beside if operation.beside else streams.compute
+    phase = phases.phase(operation.name, stream)
 
     def timed() -> None:
         with phase:
-            queue(compute)
+            queue(stream)
 
     return timed
+
+
+class Beside:
+    """Keeps the order between the compute stream and the one beside it, which beside.py asks for."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._driver = streams, streams.driver
+        self._done = self._driver.create_event(timing=False)
+        self.is_used = False
+
+    def ordered(self, operation: Operation, call: Callable[[], None]) -> Callable[[], None]:
+        """Let the call, which queues the operation, wait for what it needs of the other stream."""
+        if operation.beside:
+            self.is_used = True
+            return partial(self._fork, self._driver.create_event(timing=False), call)
+        return partial(self._join, call) if operation.waits_for_beside else call
+
+    def _fork(self, event: EventHandle, call: Callable[[], None]) -> None:
+        self._driver.record(event, self._streams.compute)
+        self._driver.wait(self._streams.beside, event)
+        call()
+
+    def _join(self, call: Callable[[], None]) -> None:
+        self.wait()
+        call()
+
+    def wait(self) -> None:
+        """Let the compute stream wait for all that was queued beside it."""
+        self._driver.record(self._done, self._streams.beside)
+        self._driver.wait(self._streams.compute, self._done)
 
 
 class EmptyStep:

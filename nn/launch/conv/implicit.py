@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,11 @@ import numpy as np
 from nn.launch.conv.convolution import ConvolutionWork, FilterGradient, InputGradient
 from nn.launch.conv.flip import FlipFilters, Turn
 from nn.launch.conv.gathered import FILTER_PARTS, FORWARD_PARTS, gathered, operands_of, result_of
+from nn.launch.conv.implicit_times import FILTERS, FORWARD, predicted
 from nn.launch.conv.with_components import component_arguments
 from nn.launch.gemm.components import TILE_BYTES, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue
-from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, products
+from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, products
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
@@ -28,6 +29,12 @@ _LINE = TILE_BYTES // 2
 
 _CHANNEL_STEP = 8
 """Pixels begin at multiples of 16 bytes: their channels are a multiple of this."""
+
+_TWO_AT_ONCE = 128, 64
+"""The tile, of single components, of which a multiprocessor has the registers for two blocks."""
+
+_APART_SHARED = 2048
+"""Bytes of its part of the shared memory that a block cannot have for buffers."""
 
 _MOST_STEP = 8
 _CORNERS = range(-128, 128)
@@ -252,7 +259,19 @@ def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
     of_filters = isinstance(work.work, FilterGradient)
     counts = work.matrix.count, work.images.count
     a, b = counts if of_filters else counts[::-1]
-    return candidates(K, a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
+    cuts = candidates(K, a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
+    return cuts if of_filters or a > 1 else [_with_room_for_two(cut, shared_memory) for cut in cuts]
+
+
+def _with_room_for_two(cut: Tiling, shared_memory: int) -> Tiling:
+    """Take fewer buffers where two blocks of single components can run at once, with half of the memory each.
+
+    While one begins or ends, and of few channels that is long, the other keeps the tensor cores busy.
+    """
+    if (cut.rows, cut.columns) != _TWO_AT_ONCE:
+        return cut
+    most = (shared_memory // 2 - _APART_SHARED) // cut.stage_bytes(1, 1)
+    return replace(cut, stages=max(2, min(cut.stages, most)))
 
 
 def choose(work: ImplicitConvolution, multiprocessors: int, shared_memory: int) -> Tiling:
@@ -260,14 +279,16 @@ def choose(work: ImplicitConvolution, multiprocessors: int, shared_memory: int) 
     M, N, K = _sizes(work)
     of_filters = isinstance(work.work, FilterGradient)
     gathering = Gathering.of(gathered(work.work)[0])
-    count = work.images.count
+    times = (FILTERS if of_filters else FORWARD)[work.images.count]
 
     def time(tiling: Tiling) -> float:
         # The filters' gradient: of each place by itself, the last tile perhaps a part of one.
-        columns = (
-            gathering.places * blocks(gathering.width, tiling.columns) * tiling.columns if of_filters else N
+        across = (
+            gathering.places * blocks(gathering.width, tiling.columns)
+            if of_filters
+            else blocks(N, tiling.columns)
         )
-        return predicted(tiling, M, columns, K, count, count, multiprocessors)
+        return predicted(times, tiling, blocks(M, tiling.rows) * across, blocks(K, _LINE), multiprocessors)
 
     return min(tilings(work, shared_memory), key=time)
 

@@ -23,8 +23,8 @@ from pyrt.kernels import Launch, blocks
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
 
-_THREADS = 256
-_BLOCKS_EACH = 4
+_THREADS = 512
+_BLOCKS_EACH = 2
 """Blocks a multiprocessor: each leaves a row of sums."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 # As conv/sliding.cu has them.
 _FILTERS, _ACROSS = 8, 5
 _COLUMNS = (3, 5)
-_FORWARD_THREADS, _FILTER_THREADS = 192, 256
+_THREADS = 256
+"""Of a block, at most."""
+
+_LEAST_THREADS, _ALONE_THREADS = 128, 256
+"""Of a forward block, at least where its tile has fewer segments: one of many, and one that has a
+multiprocessor to itself."""
 
 _MOST_FILTERS = 16
 """Filters up to which this is faster than `narrow`: each FILTERS of them load the images again."""
-
-_LEAST_THREADS = 128
-"""Threads of a forward block, at least where its tile has fewer segments."""
 
 _SHARED_BYTES = 72 * 1024
 """Shared memory of a block, where there is so much: a multiprocessor of 228 KB has room for three."""
@@ -45,12 +47,16 @@ _FORWARD_BLOCKS, _FILTER_BLOCKS = 2, 2
 
 @dataclass(frozen=True)
 class Tiles:
-    """Windows cut into tiles: ``band`` rows of outputs of ``images`` images each; ``count`` of them."""
+    """Windows cut into tiles: ``band`` rows of outputs of ``images`` images each; ``count`` of them.
+
+    A forward block has at least ``threads``, where its tile has fewer segments.
+    """
 
     window: Window
     images: int
     band: int
     count: int
+    threads: int
 
     @property
     def pixels(self) -> int:
@@ -79,7 +85,7 @@ def fits_sliding(work: ConvolutionWork) -> bool:
     if window.stride > 1 or window.columns not in _COLUMNS or min(window.top, window.left) < 0:
         return False
     if isinstance(work, FilterGradient):
-        if window.rows * window.channels > _FILTER_THREADS:
+        if window.rows * window.channels > _THREADS:
             return False
     elif result_of(work).shape[1] > _MOST_FILTERS:
         return False
@@ -89,18 +95,25 @@ def fits_sliding(work: ConvolutionWork) -> bool:
 def tiles_of(work: ConvolutionWork, shared: int, multiprocessors: int) -> Tiles | None:
     """Choose the largest tiles that fit into so many bytes of shared memory; None where no row does.
 
-    There are at least two for each multiprocessor, if there are so many images.
+    There are at least two for each multiprocessor, if there are so many images; where there are few, blocks
+    have more threads, if these fit.
     """
+    alone = work.samples <= multiprocessors
+    found = _tiles_of(work, shared, multiprocessors, _ALONE_THREADS) if alone else None
+    return found or _tiles_of(work, shared, multiprocessors, _LEAST_THREADS)
+
+
+def _tiles_of(work: ConvolutionWork, shared: int, multiprocessors: int, threads: int) -> Tiles | None:
     window, _ = gathered(work)
     height = window.out_height
     for bands in range(1, height + 1):
-        tiles = Tiles(window, 1, blocks(height, bands), work.samples * bands)
+        tiles = Tiles(window, 1, blocks(height, bands), work.samples * bands, threads)
         if not _fits(work, tiles, shared):
             continue
-        tiles = Tiles(window, 1, tiles.band, work.samples * blocks(height, tiles.band))
+        tiles = replace(tiles, count=work.samples * blocks(height, tiles.band))
         most = work.samples // (2 * multiprocessors) if bands == 1 else 1
         for images in range(2, most + 1):
-            more = Tiles(window, images, height, blocks(work.samples, images))
+            more = replace(tiles, images=images, count=blocks(work.samples, images))
             if not _fits(work, more, shared):
                 break
             tiles = more
@@ -112,7 +125,7 @@ def _fits(work: ConvolutionWork, tiles: Tiles, shared: int) -> bool:
     """Return whether a block has the shared memory, and a thread for each segment if each needs one."""
     if tiles.images == 1 and isinstance(work, FilterGradient):
         return _shared(work, tiles) <= shared
-    return tiles.images * tiles.segments <= _FORWARD_THREADS and _shared(work, tiles) <= shared
+    return tiles.images * tiles.segments <= _THREADS and _shared(work, tiles) <= shared
 
 
 def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
@@ -120,7 +133,7 @@ def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
     window, planes = tiles.window, tiles.images * tiles.pixels
     if isinstance(work, FilterGradient):
         outputs = tiles.images * tiles.segments * _ACROSS * _FILTERS
-        return 4 * max(outputs + planes, _FILTER_THREADS * window.columns * _FILTERS)
+        return 4 * max(outputs + planes, _THREADS * window.columns * _FILTERS)
     parts, threads = _forward_threads(tiles)
     return 4 * (window.pixels * _FILTERS + parts * threads * _ACROSS * _FILTERS + planes)
 
@@ -131,8 +144,8 @@ def _forward_threads(tiles: Tiles) -> tuple[int, int]:
     A tile of few segments leaves threads to share the channels; of few channels, threads that only load.
     """
     segments, rows = _segments(tiles.window), tiles.images * tiles.band
-    parts = max(1, min(tiles.window.channels, _LEAST_THREADS // (rows * segments)))
-    return parts, (rows if parts > 1 else max(rows, _LEAST_THREADS // segments)) * segments
+    parts = max(1, min(tiles.window.channels, tiles.threads // (rows * segments)))
+    return parts, (rows if parts > 1 else max(rows, tiles.threads // segments)) * segments
 
 
 def bind_sliding(
@@ -165,7 +178,7 @@ def bind_sliding(
 def _bind_filters(kernels: Kernels, work: FilterGradient) -> Launch:
     tiles, window = _tiles_on(kernels.driver, work), work.window
     each = window.rows * window.channels
-    slices = _FILTER_THREADS // each
+    slices = _THREADS // each
     grid = _grid(tiles, work.filter_count, _FILTER_BLOCKS * kernels.driver.multiprocessors)
     partials = DeviceArray.empty(kernels.driver, (grid[0], work.filters.size), np.float32)
     launch = _kernel(kernels, "sliding_filters", window, "identity").bind(

@@ -1,0 +1,172 @@
+"""nn/program/beside.py: which operations run beside the others, and that order is kept where it matters."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nn.autotune.listed_step import Task, on_null
+from nn.launch.column_sums import ColumnSums
+from nn.launch.elementwise import ActivationBackward
+from nn.launch.kernels import Kernels
+from nn.model.net_text import IMAGES, make_network
+from nn.parallel.plan import Plan
+from nn.program import rank_model
+from nn.program.beside import place_beside
+from nn.program.operations import BACKWARD, FORWARD, Operation
+from nn.program.rewrite import overlap
+from pyrt.arrays import DeviceArray
+from pyrt.driver.null import DeviceProperties, NullDriver
+from pyrt.kernels import KernelLibrary
+
+HOPPER = DeviceProperties("a GPU", "sm_90a", 132, 232448)
+
+
+def step_of(net, math="float32", batch=128, ranks=1, exchange="host", conv="auto"):
+    network = make_network(net, *IMAGES.get(net, ((28, 28, 1), 10)), "softmax")
+    task = Task(network, batch, math=math, conv=conv)
+    return on_null(task, Plan.data(ranks, network.depth), HOPPER, exchange=exchange)
+
+
+def operations_of(items):
+    return [item for item in items if isinstance(item, Operation)]
+
+
+def conflict(one, other):
+    """Whether the order of two operations matters."""
+    pairs = itertools.chain(
+        itertools.product(one.writes, (*other.reads, *other.writes)),
+        itertools.product(one.reads, other.writes),
+    )
+    return any(overlap(*pair) for pair in pairs)
+
+
+def test_gradients_of_parameters_run_beside_the_way_back():
+    operations = operations_of(step_of("lenet5").items)
+    beside = [item.name for item in operations if item.beside]
+    assert beside == ["sums of the blocks", "backward GEMM 4", "bias gradient 3", "backward GEMM 6"]
+    assert not operations[-1].beside
+
+
+def test_a_convolution_of_few_channels_never_runs_beside_others():
+    operations = operations_of(step_of("vgg-small").items)
+    beside = [item for item in operations if item.beside and item.work.convolution is not None]
+    assert len(beside) == 5  # of six: the first layer's has three channels
+    assert all(item.work.convolution.window.channels > 3 for item in beside)
+
+
+def test_what_shares_a_room_runs_alone():
+    operations = operations_of(step_of("mnist-conv", conv="im2col").items)
+    assert all(item.work.convolution is None for item in operations if item.beside)
+
+
+@pytest.mark.parametrize("exchange", ["host", "device"])
+def test_nothing_runs_beside_where_gradients_leave_one_by_one(exchange):
+    assert not any(item.beside for item in operations_of(step_of("lenet5", ranks=2, exchange=exchange).items))
+
+
+@pytest.mark.parametrize("exchange", ["blocking", "peer"])
+def test_something_runs_beside_where_they_leave_at_the_end(exchange):
+    items = step_of("lenet5", ranks=2, exchange=exchange).items
+    assert any(item.beside for item in operations_of(items))
+
+
+NETS = [*(net for net in IMAGES if net != "alexnet"), "conv3x3x8,relu,dense16,tanh,dense12,dense10"]
+
+
+@pytest.mark.parametrize("math", ["float32", "bf16"])
+@pytest.mark.parametrize("net", NETS)
+def test_order_is_kept(monkeypatch, net, math):
+    """Whatever touches what an operation writes stays behind or before it, and waits for it where it must."""
+    operations = operations_of(step_of(net, math, batch=16).items)
+    monkeypatch.setattr(rank_model, "place_beside", lambda items, gradients, kernels: items)
+    before = {
+        key(item): place for place, item in enumerate(operations_of(step_of(net, math, batch=16).items))
+    }
+    assert len(before) == len(operations)
+    for one, other in itertools.combinations(operations, 2):
+        assert before[key(one)] < before[key(other)] or not conflict(one, other)
+    pending = []
+    for previous, item in itertools.pairwise(operations):
+        pending += [previous] if previous.beside else []
+        pending = [] if item.waits_for_beside else pending
+        assert item.beside or not any(conflict(item, other) for other in pending)
+        if item.beside or previous.beside:
+            assert not item.starts_early
+            assert not getattr(item.work, "starts_early", False)
+
+
+def key(operation):
+    """What an operation is known by in two lists of the same step: addresses are the same."""
+    return operation.name, tuple(array.pointer for array in operation.writes)
+
+
+class List:
+    """Operations on arrays of one device, of which ``gradients`` are those of parameters."""
+
+    def __init__(self):
+        self.driver = NullDriver(HOPPER)
+        self.kernels = Kernels(KernelLibrary(self.driver), np.float32)
+        self.gradients = DeviceArray.empty(self.driver, (64,), np.float32)
+
+    def matrix(self):
+        return DeviceArray.empty(self.driver, (4, 8), np.float32)
+
+    def sums(self, X, first, part=BACKWARD):
+        return Operation(f"sums at {first}", part, ColumnSums(X, self.gradients.rows(first, first + 8)))
+
+    def change(self, A, dA):
+        return Operation("change", BACKWARD, ActivationBackward(A, dA, "relu"))
+
+    def placed(self, items):
+        return [
+            (item.name, item.beside, item.waits_for_beside)
+            for item in place_beside(items, self.gradients, self.kernels)
+        ]
+
+
+def test_what_writes_what_is_read_beside_waits():
+    made = List()
+    X, A, B = made.matrix(), made.matrix(), made.matrix()
+    items = [made.change(A, X), made.sums(X, 0), made.change(A, B), made.change(A, X), made.change(A, X)]
+    assert made.placed(items) == [
+        ("change", False, False),
+        ("sums at 0", True, False),
+        ("change", False, False),
+        ("change", False, True),
+        ("change", False, False),
+    ]
+
+
+def test_an_operation_moves_up_to_what_it_reads():
+    made = List()
+    X, A, B = made.matrix(), made.matrix(), made.matrix()
+    items = [made.change(A, X), made.change(A, B), made.sums(X, 0), made.sums(B, 8), made.change(X, A)]
+    names = [name for name, _, _ in made.placed(items)]
+    assert names == ["change", "sums at 0", "change", "sums at 8", "change"]
+
+
+def test_the_last_operations_stay():
+    made = List()
+    X, A = made.matrix(), made.matrix()
+    items = [made.change(A, X), made.sums(X, 0), made.sums(X, 8)]
+    assert not any(beside for _, beside, _ in made.placed(items))
+
+
+def test_sums_of_the_forward_pass_stay():
+    made = List()
+    X, A = made.matrix(), made.matrix()
+    items = [made.sums(X, 0, FORWARD), made.change(A, X)]
+    assert not any(beside for _, beside, _ in made.placed(items))
+
+
+def test_what_began_beside_the_kernel_before_it_waits_behind_one_on_another_stream():
+    early = replace(step_of("mnist-conv", "bf16").items[0], part=BACKWARD)
+    assert early.starts_early
+    made = List()
+    X, A = made.matrix(), made.matrix()
+    items = place_beside([made.change(A, X), made.sums(X, 0), early], made.gradients, made.kernels)
+    assert [item.beside for item in items] == [False, True, False]
+    assert not items[2].starts_early
+    assert not items[2].work.starts_early
