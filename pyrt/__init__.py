@@ -12,7 +12,7 @@ nothing of neural networks: bring kernels of your own. `start` gives a program a
 ``devices``      which GPU a rank takes
 ``arrays``       device arrays, pinned arrays, flat arenas with named views
 ``interop``      arrays given to NumPy, CuPy, PyTorch and their like, and taken from them
-``streams``      the three streams of a rank: upload, compute, download
+``streams``      the streams of a rank: upload, compute, beside, download
 ``kernels``      ``.cu`` files to launches: constants, compile cache, checked arguments
 ``graphs``       launches and copies captured once, replayed with one call; their phases
 ``exchange``     sums of gradients over ranks, and the update that follows

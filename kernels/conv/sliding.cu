@@ -180,9 +180,10 @@ __device__ inline void store_results(const Output &output, const Tile &tile, int
 }
 
 // Block: `parts` groups of threads, a part of the channels each; in a group one for each segment of a tile, ACROSS
-// windows of a row, and a multiple of the segments of a row; up to 256 threads. Dynamic shared memory: K * FILTERS
-// weights; ACROSS * FILTERS sums of each thread, where parts meet and neighbours write neighbours; the planes.
-extern "C" __global__ void __launch_bounds__(256, 2)
+// windows of a row, and a multiple of the segments of a row; up to 256 threads, 192 where two blocks are to find
+// registers. Dynamic shared memory: K * FILTERS weights; ACROSS * FILTERS sums of each thread, where parts meet and
+// neighbours write neighbours; the planes.
+extern "C" __global__ void __launch_bounds__(256)
 sliding_forward(int samples, int height, int width, int channels, int rows, int columns, int stride, int top, int left,
                 int out_height, int out_width, int images, int band, int pitch, int filters, int parts, int turned,
                 const real *X, const real *V, const real *bias, real *Y, bfloat16 *components, int terms,

@@ -17,6 +17,11 @@ from nn.model.network import Network
 from nn.problem.problem import Problem
 from nn.train.evaluation import score
 
+_WHAT_TO_DO = (
+    "Where training is unsteady, rounding errors grow: a smaller --lr tells them from a mistake. "
+    "--check-each 1 names the first operation that is wrong."
+)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -47,7 +52,10 @@ class Check:
         if self.precision is not None:
             lines.append(f"precision {self.precision:.4f}, of the reference {self.reference_precision:.4f}")
         verdict = "passed" if self.passed else "FAILED"
-        return "\n".join([*lines, f"check {verdict}: tolerance {self.tolerance:g} (relative max norm)"])
+        lines.append(f"check {verdict}: tolerance {self.tolerance:g} (relative max norm)")
+        if not self.passed:
+            lines.append(_WHAT_TO_DO)
+        return "\n".join(lines)
 
 
 def compare(

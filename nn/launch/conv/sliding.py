@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 # As conv/sliding.cu has them.
 _FILTERS, _ACROSS = 8, 5
 _COLUMNS = (3, 5)
-_THREADS = 256
-"""Of a block, at most."""
-
+_MOST_SEGMENTS, _FILTER_THREADS = 192, 256
 _LEAST_THREADS, _ALONE_THREADS = 128, 256
 """Of a forward block, at least where its tile has fewer segments: one of many, and one that has a
 multiprocessor to itself."""
@@ -85,7 +83,7 @@ def fits_sliding(work: ConvolutionWork) -> bool:
     if window.stride > 1 or window.columns not in _COLUMNS or min(window.top, window.left) < 0:
         return False
     if isinstance(work, FilterGradient):
-        if window.rows * window.channels > _THREADS:
+        if window.rows * window.channels > _FILTER_THREADS:
             return False
     elif result_of(work).shape[1] > _MOST_FILTERS:
         return False
@@ -125,7 +123,7 @@ def _fits(work: ConvolutionWork, tiles: Tiles, shared: int) -> bool:
     """Return whether a block has the shared memory, and a thread for each segment if each needs one."""
     if tiles.images == 1 and isinstance(work, FilterGradient):
         return _shared(work, tiles) <= shared
-    return tiles.images * tiles.segments <= _THREADS and _shared(work, tiles) <= shared
+    return tiles.images * tiles.segments <= _MOST_SEGMENTS and _shared(work, tiles) <= shared
 
 
 def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
@@ -133,7 +131,7 @@ def _shared(work: ConvolutionWork, tiles: Tiles) -> int:
     window, planes = tiles.window, tiles.images * tiles.pixels
     if isinstance(work, FilterGradient):
         outputs = tiles.images * tiles.segments * _ACROSS * _FILTERS
-        return 4 * max(outputs + planes, _THREADS * window.columns * _FILTERS)
+        return 4 * max(outputs + planes, _FILTER_THREADS * window.columns * _FILTERS)
     parts, threads = _forward_threads(tiles)
     return 4 * (window.pixels * _FILTERS + parts * threads * _ACROSS * _FILTERS + planes)
 
@@ -178,7 +176,7 @@ def bind_sliding(
 def _bind_filters(kernels: Kernels, work: FilterGradient) -> Launch:
     tiles, window = _tiles_on(kernels.driver, work), work.window
     each = window.rows * window.channels
-    slices = _THREADS // each
+    slices = _FILTER_THREADS // each
     grid = _grid(tiles, work.filter_count, _FILTER_BLOCKS * kernels.driver.multiprocessors)
     partials = DeviceArray.empty(kernels.driver, (grid[0], work.filters.size), np.float32)
     launch = _kernel(kernels, "sliding_filters", window, "identity").bind(

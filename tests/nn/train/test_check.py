@@ -33,6 +33,7 @@ def verdict(*max_norms, tolerance=1e-4):
 def test_every_parameter_must_be_within_the_tolerance(norms, passed):
     assert verdict(*norms).passed == passed
     assert ("check passed" if passed else "check FAILED") in str(verdict(*norms))
+    assert ("--check-each" in str(verdict(*norms))) == (not passed)
 
 
 def test_the_text_names_parameters_both_differences_and_both_precisions():

@@ -213,7 +213,7 @@ class TestNoProgress:
         done = mpi.mpirun(2, sys.executable, JOBS, "deaf")
         assert done.returncode != 0
         ours = [line for line in done.stderr.splitlines() if "device_jobs.py" in line]
-        assert len(ours) == 1
+        assert len(ours) == 1, done.stderr
         assert "error: --exchange device: no progress for 4 s" in ours[0]
         assert "Traceback" not in done.stderr
 
