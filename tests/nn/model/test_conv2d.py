@@ -76,31 +76,6 @@ def test_activation(activation, f, derivative):
     assert_close(gradients["b"], dZ.sum(axis=(0, 1, 2)), "float64")
 
 
-def test_it_is_pytorchs():
-    """Where that is installed. Its padding is alike on both sides."""
-    pytest.importorskip("torch")
-    for layer, inputs in CASES.values():
-        if layer.padding != "same":
-            compare_with_pytorch(layer, inputs)
-
-
-def compare_with_pytorch(layer, inputs):
-    """Its images have their channels first."""
-    import torch
-
-    parameters, A, dZ = random_values(layer, inputs, "float64")
-    there = [torch.from_numpy(np.moveaxis(array, 3, 1)) for array in (A, parameters["W"])]
-    images, filters = (array.clone().requires_grad_() for array in there)
-    Z = torch.nn.functional.conv2d(
-        images, filters, torch.from_numpy(parameters["b"]), layer.stride, layer.padding
-    )
-    Z.backward(torch.from_numpy(np.moveaxis(dZ, 3, 1)))
-    output = layer.forward(parameters, A)
-    dA, gradients = layer.backward(parameters, A, output, dZ)
-    for found, expected in ((output, Z.detach()), (dA, images.grad), (gradients["W"], filters.grad)):
-        assert_close(found, np.moveaxis(expected.numpy(), 1, 3), "float64")
-
-
 def test_shapes():
     layer = Conv2d(8, (3, 2), stride=2, padding=1)
     assert layer.size == (3, 2) and Conv2d(8, 3).size == (3, 3) and Conv2d(8, [3, 2]).size == (3, 2)
