@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -205,6 +205,10 @@ def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only:
     dtype = np.dtype(dtype)
     block = driver.allocate_pinned(math.prod(shape) * dtype.itemsize, write_only)
     return block.view(dtype).reshape(shape)
+
+
+Empty = Callable[[tuple[int, ...], DTypeLike], DeviceArray]
+"""Makes a new array of a shape and dtype, with unspecified contents."""
 
 
 class Layout:

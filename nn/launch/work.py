@@ -72,7 +72,10 @@ class Work(ABC):
 
 @dataclass(frozen=True)
 class Fused(Work):
-    """Several pieces of work in one kernel. What they leave for each other is not kept."""
+    """Several pieces of work in one kernel. What they leave for each other is not kept.
+
+    ``launch`` is a ``partial``, so that its arrays are found (nn/launch/arrays_of.py).
+    """
 
     parts: Sequence[Work]
     inputs: tuple[DeviceArray, ...]

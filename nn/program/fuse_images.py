@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from nn.launch.column_sums import ColumnSums
@@ -56,7 +57,7 @@ class FuseConvolution:
                     [work, after],
                     (*work.reads, after.b),
                     work.writes,
-                    lambda kernels: bind(kernels, work, epilogue),
+                    partial(bind, work=work, epilogue=epilogue),
                 )
                 return Replacement(2, [replace(first, work=fused)])
         return None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from nn.input.augment import Augmenter
 from nn.input.source import Source
-from nn.launch.gemm.components import ComponentPool, Components, Split
+from nn.launch.gemm.components import Components, Split
 from nn.launch.kernels import Kernels
 from nn.launch.update import LossRing
 from nn.model.dense import Dense
@@ -25,6 +26,7 @@ from nn.program.fuse import fuse
 from nn.program.operations import Item, Operation
 from nn.program.passes import Pass
 from nn.program.step import Wrap
+from nn.program.step_memory import Placed, StepMemory
 from nn.program.update import OptimiserState, ParameterUpdate
 from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.driver import Driver
@@ -39,6 +41,8 @@ class Numbers:
     kernels: Kernels | None
     apart: bool = False
     """Whether each operation is to be seen by itself: nothing is fused, and nothing keeps components."""
+    repeats: bool = False
+    """Whether NumPy repeats operations on the same arrays, so that none may lie at the place of another."""
     pixel_scale: float = 255.0
     """Pixels are divided by it."""
     seed: int = 0
@@ -54,8 +58,9 @@ class RankModel:
         with driver.ledger.of("weights"):
             self.parameters = Arena(driver, Layout(shard.shapes, numbers.dtype))
         self.components = self._room_for_components()
-        self._pool = ComponentPool(driver)
-        self.activations = Activations(self.parameters, shard, shard.plan.largest_group(batch))
+        self._memory = StepMemory(driver, shares=not numbers.repeats)
+        samples = shard.plan.largest_group(batch)
+        self.activations = Activations(self.parameters, shard, samples, self._memory.empty)
         self._split_weights = None
         if self.kernels is not None and self.components:
             works = [Split((pair,)) for pair in self._known]
@@ -85,15 +90,24 @@ class RankModel:
             self._split_weights(stream)
             self.driver.synchronize_stream(stream)
 
-    def forward(self, source: Source, samples: int) -> list[Item]:
-        """List the operations from images to logits, for so many samples of the group."""
-        return self.fused(self.passes(source).logits(samples))
+    def forward(self, source: Source, samples: int) -> tuple[list[Item], DeviceArray]:
+        """List the operations from images to logits, for so many samples of the group; and the logits.
 
-    def fused(self, items: Sequence[Item]) -> list[Item]:
-        """Rewrite a list for this device's kernels; lists that run one after another share memory."""
-        if self.numbers.apart:
-            return list(items)
-        return fuse(items, self.kernels, self._pool, self._known)
+        These are there until another list runs.
+        """
+        logits = self.activations.taken(self.network.depth, samples)
+        placed = self.placed(self.passes(source).logits(samples), [logits])
+        return placed.items, placed.results[0]
+
+    def placed(self, items: Sequence[Item], results: Sequence[DeviceArray] = ()) -> Placed:
+        """Rewrite a list for this device's kernels, and place its arrays.
+
+        Lists run one after another: they share memory.
+        """
+        if not self.numbers.apart:
+            take_components = partial(Components.within, self._memory.empty)
+            items = fuse(items, self.kernels, take_components, self._known)
+        return self._memory.place(items, results)
 
     def passes(self, source: Source) -> Pass:
         """Return the pass over a batch that this source provides."""
@@ -127,7 +141,7 @@ class TrainingArrays:
         model = self._model
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start))
-        return model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+        return model.placed(work.gradients(self.gradients, self.panels, stop - start, batch)).items
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""

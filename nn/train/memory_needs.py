@@ -45,7 +45,7 @@ class Line:
     momentum: int = 0
     """All that the optimiser keeps of parameters."""
     activations: int = 0
-    """And their gradients."""
+    """And their gradients, and bf16 components of both. A step's share one allocation, by their lifetimes."""
     workspaces: int = 0
     """What operations need beside their operands."""
     buffers: int = 0
@@ -111,6 +111,7 @@ def lines_of(ledger: Ledger, shard: Shard, dtype: str) -> list[Line]:
     flat = [("weights", parameters), ("gradients", gradients), *states * [("momentum", parameters)]]
     lines = [_layer(ledger, flat, layer) for layer in range(shard.network.depth + 1)]
     loss = gradients.nbytes("loss") if ledger.device[Row("gradients")] else 0
+    lines.append(Line("all layers", activations=ledger.device[Row("activations")]))
     for row in map(Row, _OF_NO_LAYER):
         buffers = ledger.device[row] + (loss + clock if row.what == "losses" else 0)
         lines.append(Line(row.what, buffers=buffers, pinned=ledger.pinned[row]))

@@ -165,9 +165,11 @@ def test_the_table_has_a_line_for_each_layer(digits):
     padded = 4 * (128 + 64)  # 9 x 12 weights and 9 biases, each up to a multiple of 64
     first = lines["layer 1"]
     assert (first.weights, first.gradients, first.momentum) == (padded, padded, padded)
-    assert first.activations == 2 * 4 * 20 * 9  # and their gradients
     assert first.workspaces == padded - 4 * (64 - 9)  # NumPy's update, without padding at the end
-    assert lines["input"].activations == 4 * 20 * 12
+    # What the first layer takes and makes, and its gradient, are there at once; 9 and 7 units, 3 classes.
+    arrays = 20 * 12, 20 * 9, 20 * 7, 20 * 9, 20 * 7, 20 * 3, 20
+    most = sum(-(-4 * size // 256) * 256 for size in arrays)
+    assert 4 * 20 * (12 + 9 + 9) <= lines["all layers"].activations < most
     assert lines["batches"].buffers >= 2 * 20 * (12 + 4) and lines["batches"].pinned == 3 * 20 * (12 + 4)
     assert needs.device == sum(line.device for line in needs.lines)
     assert lines["other"].device == 0  # all that is allocated has a name
@@ -197,8 +199,8 @@ def test_components_and_parts_of_products_are_their_layers():
     )
     lines = {line.name: line for line in needs.lines}
     assert lines["layer 1"].weights - lines["layer 1"].gradients == 2 * (3 * 512 * 832 + 64)  # in bf16
-    assert lines["input"].workspaces > 2 * 3000 * 832  # pixels
-    assert lines["layer 2"].workspaces > 2 * 3 * 3000 * 512  # the gradient of what is below
+    pixels, hidden = 2 * 3000 * 832, 2 * 3 * 3000 * 512  # the gradient of what is hidden, as components
+    assert pixels + hidden <= lines["all layers"].activations < 4 * 3000 * (2 * 784 + 4 * 512)
     assert lines["batches"].buffers >= 3600 * (784 + 4)
     assert lines["other"].device == 0
 

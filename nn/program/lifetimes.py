@@ -1,0 +1,84 @@
+"""Where arrays lie that are not in use at the same time: they share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from nn.launch.arrays_of import arrays_of
+from nn.program.operations import FinishRedistribution, Item, Operation, StartRedistribution
+from nn.program.rewrite import read_by, written
+from pyrt.arrays import ALIGNMENT, DeviceArray
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """The items of a list, from the ``first`` to the ``last`` by number, in which an array is in use."""
+
+    first: int
+    last: int
+
+    def until(self, last: int) -> Lifetime:
+        """Return this one, but not ended before an item."""
+        return replace(self, last=max(self.last, last))
+
+    def meets(self, other: Lifetime) -> bool:
+        """Return whether both are in use in some item."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def touched(item: Item) -> Sequence[DeviceArray]:
+    """Return the arrays that an item reads or writes."""
+    return *read_by(item), *written(item)
+
+
+def known_to(item: Item) -> Sequence[DeviceArray]:
+    """Return the arrays that an item is made of, those too that its kernel leaves out but NumPy does not."""
+    return list(arrays_of(item.work)) if isinstance(item, Operation) else touched(item)
+
+
+def end_of_use(items: Sequence[Item], place: int) -> int:
+    """Return the last item beside which the one at this place may run: itself, or what waits for it."""
+    item = items[place]
+    if not isinstance(item, StartRedistribution):
+        return place
+    later = enumerate(items[place:], place)
+    return next(
+        (at for at, one in later if isinstance(one, FinishRedistribution) and one.started is item),
+        len(items) - 1,
+    )
+
+
+def place_by_lifetime(arrays: Sequence[tuple[int, Lifetime]]) -> list[int]:
+    """Choose where arrays of so many bytes begin in one allocation; those in use at once lie apart.
+
+    The largest come first, each at the lowest place that is free in its lifetime.
+    """
+    order = sorted(range(len(arrays)), key=lambda number: (-arrays[number][0], arrays[number][1].first))
+    begins = [0] * len(arrays)
+    placed: list[int] = []
+    for number in order:
+        nbytes, lifetime = arrays[number]
+        taken = sorted(
+            (begins[other], begins[other] + aligned(arrays[other][0]))
+            for other in placed
+            if arrays[other][1].meets(lifetime)
+        )
+        begins[number] = _first_gap(taken, aligned(nbytes))
+        placed.append(number)
+    return begins
+
+
+def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
+    """Return where so many bytes are free; what is taken is sorted."""
+    begin = 0
+    for start, stop in taken:
+        if start - begin >= nbytes:
+            break
+        begin = max(begin, stop)
+    return begin
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
