@@ -43,6 +43,11 @@ class _Known:
     components: Components
     scale: float = 1.0
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether they lie as its own numbers do."""
+        return self.scale == 1 and self.array.is_contiguous and self.components.ld == self.array.shape[1]
+
     def of(self, array: DeviceArray) -> _Known | None:
         """Return the components of ``array``, if it is this one or a view of some of its columns."""
         if same(array, self.array):
@@ -102,7 +107,7 @@ class ComponentRules:
     def gradient(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make the gradient of a convolution's sums in one pass, as components if only products read it."""
         known = len(self._known)
-        found = FuseOutputGradient(self._image_components_for)(rest, done)
+        found = FuseOutputGradient(self._image_components_for, self._image_components_of)(rest, done)
         if found is None:
             return None
         new = self._known[known:]
@@ -117,6 +122,12 @@ class ComponentRules:
         components = self._take_components(self._kernels.components, *array.shape, packed=True)
         self._known.append(_Known(array, components))
         return components
+
+    def _image_components_of(self, array: DeviceArray, later: Sequence[Item]) -> Components | None:
+        if not all(self._is_implicit(item) for item in later if reads(item, array)):
+            return None
+        there = (known for known in self._known if known.is_packed and known.array.pointer == array.pointer)
+        return next((known.components for known in there if known.array.size == array.size), None)
 
     def _is_implicit(self, item: Item) -> bool:
         """Return whether this is a convolution that is made from components."""
