@@ -18,6 +18,11 @@ ALIGNMENT = 256
 """Bytes to which the views of an arena are aligned: a whole number of 16-byte vector loads."""
 
 
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
     """A row-major array of any number of dimensions in device memory, or a view of one.

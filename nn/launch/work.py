@@ -61,6 +61,13 @@ class Work(ABC):
         """The convolution in it, if there is one."""
         return None
 
+    def workspace(self, kernels: Kernels) -> int:
+        """Count the bytes that its kernels use beside its arrays while they run: see `Kernels.workspace`.
+
+        What they need beyond that they allocate, and keep.
+        """
+        return 0
+
     @abstractmethod
     def on_device(self, kernels: Kernels) -> Launch:
         """Bind the kernels that do it."""

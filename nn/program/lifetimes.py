@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nn.launch.arrays_of import arrays_of
 from nn.program.operations import FinishRedistribution, Item, Operation, StartRedistribution
 from nn.program.rewrite import read_by, written
-from pyrt.arrays import ALIGNMENT, DeviceArray
+from pyrt.arrays import DeviceArray, aligned
 
 _TRIES = 16
 """Orders in which arrays are placed: of vgg16 in bf16 the eleventh takes 10% less than the first."""
@@ -31,13 +31,17 @@ class Lifetime:
 
 
 def touched(item: Item) -> Sequence[DeviceArray]:
-    """Return the arrays that an item reads or writes."""
-    return *read_by(item), *written(item)
+    """Return the arrays that an item reads or writes, and its workspace."""
+    return *read_by(item), *written(item), *_workspace(item)
 
 
 def known_to(item: Item) -> Sequence[DeviceArray]:
     """Return the arrays that an item is made of, those too that its kernel leaves out but NumPy does not."""
-    return list(arrays_of(item.work)) if isinstance(item, Operation) else touched(item)
+    return [*arrays_of(item.work), *_workspace(item)] if isinstance(item, Operation) else touched(item)
+
+
+def _workspace(item: Item) -> Sequence[DeviceArray]:
+    return [item.workspace] if isinstance(item, Operation) and item.workspace is not None else []
 
 
 def end_of_use(items: Sequence[Item], place: int) -> int:
@@ -92,8 +96,3 @@ def _first_gap(taken: Iterable[tuple[int, int]], nbytes: int) -> int:
             break
         begin = max(begin, stop)
     return begin
-
-
-def aligned(nbytes: int) -> int:
-    """Round up to a multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

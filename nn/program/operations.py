@@ -39,6 +39,8 @@ class Operation:
     """Whether it begins beside the kernel before it: it waits for that before it writes, and not before."""
     layer: int = 0
     """The layer that it is of, or begins with; 0 is the input's."""
+    workspace: DeviceArray | None = None
+    """Memory for what its kernels use beside its arrays while they run, uint8 (n,); None: new memory."""
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:
@@ -62,7 +64,8 @@ class Operation:
         return sum(array.nbytes for array in (*self.reads, *self.writes))
 
     def on_device(self, kernels: Kernels) -> Launch:
-        return self.work.on_device(kernels)
+        with kernels.lent(self.workspace):
+            return self.work.on_device(kernels)
 
     def in_numpy(self) -> Compute:
         return self.work.in_numpy()

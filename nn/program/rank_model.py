@@ -58,7 +58,7 @@ class RankModel:
         with driver.ledger.of("weights"):
             self.parameters = Arena(driver, Layout(shard.shapes, numbers.dtype))
         self.components = self._room_for_components()
-        self._memory = StepMemory(driver, shares=not numbers.repeats)
+        self._memory = StepMemory(driver, numbers.kernels, shares=not numbers.repeats)
         samples = shard.plan.largest_group(batch)
         self.activations = Activations(self.parameters, shard, samples, self._memory.empty)
         self._split_weights = None
@@ -96,17 +96,18 @@ class RankModel:
         These are there until another list runs.
         """
         logits = self.activations.taken(self.network.depth, samples)
-        placed = self.placed(self.passes(source).logits(samples), [logits])
+        placed = self.place(self.fused(self.passes(source).logits(samples)), [logits])
         return placed.items, placed.results[0]
 
-    def placed(self, items: Sequence[Item], results: Sequence[DeviceArray] = ()) -> Placed:
-        """Rewrite a list for this device's kernels, and place its arrays.
+    def fused(self, items: Sequence[Item]) -> list[Item]:
+        """Rewrite a list for this device's kernels."""
+        if self.numbers.apart:
+            return list(items)
+        take_components = partial(Components.within, self._memory.empty)
+        return fuse(items, self.kernels, take_components, self._known)
 
-        Lists run one after another: they share memory.
-        """
-        if not self.numbers.apart:
-            take_components = partial(Components.within, self._memory.empty)
-            items = fuse(items, self.kernels, take_components, self._known)
+    def place(self, items: Sequence[Item], results: Sequence[DeviceArray] = ()) -> Placed:
+        """Place the arrays of a list as it will run; lists run one after another, and share memory."""
         return self._memory.place(items, results)
 
     def passes(self, source: Source) -> Pass:
@@ -141,7 +142,8 @@ class TrainingArrays:
         model = self._model
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start))
-        return model.placed(work.gradients(self.gradients, self.panels, stop - start, batch)).items
+        items = model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+        return model.place(items).items
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""

@@ -1,4 +1,4 @@
-"""The memory of what a list of operations makes and uses up: activations, their gradients, bf16 components.
+"""The memory of what a list makes and uses up: activations, their gradients, bf16 components, workspaces.
 
 Such arrays are made without memory, at addresses at which nothing lies. So the rules that rewrite a list see
 arrays that never overlap by chance. When the list is as it will run, each of its arrays gets a place in one
@@ -12,15 +12,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from nn.launch.arrays_of import with_arrays
-from nn.program.lifetimes import Lifetime, aligned, end_of_use, known_to, place_by_lifetime, touched
+from nn.launch.kernels import Kernels
+from nn.program.lifetimes import Lifetime, end_of_use, known_to, place_by_lifetime, touched
 from nn.program.operations import FinishRedistribution, Item, Operation, StartRedistribution
 from nn.program.rewrite import read_by, written
-from pyrt.arrays import ALIGNMENT, DeviceArray
+from pyrt.arrays import ALIGNMENT, DeviceArray, aligned
 from pyrt.driver import Driver
 
 _NOWHERE = 1 << 62
@@ -38,13 +40,14 @@ class Placed:
 class StepMemory:
     """Makes arrays without memory, and places those of a list."""
 
-    def __init__(self, driver: Driver, shares: bool = True) -> None:
-        """If it ``shares``, arrays that are not in use at once may lie at the same place.
+    def __init__(self, driver: Driver, kernels: Kernels | None, shares: bool = True) -> None:
+        """``kernels`` run the lists; None: NumPy does.
 
-        Else each has a place of its own, also one that a fused kernel leaves out.
+        If it ``shares``, arrays that are not in use at once may lie at one place. Else each has a place of
+        its own, also one that a fused kernel leaves out.
         """
-        self._driver, self._known = driver, touched if shares else known_to
-        self._shares = shares
+        self._driver, self._kernels, self._shares = driver, kernels, shares
+        self._known = touched if shares else known_to
         self._starts: list[int] = []
         self._sizes: list[int] = []
         self._memory = DeviceArray(driver, 0, (0,), np.dtype(np.uint8), 0)
@@ -63,6 +66,7 @@ class StepMemory:
         Raises ValueError where an item reads what none before it has written: that would be anything.
         """
         self._require_written(items)
+        items = [self._with_workspace(item) for item in items]
         lifetimes = self._lifetimes(items, results)
         begins = place_by_lifetime([(self._sizes[number], life) for number, life in lifetimes.items()])
         places = dict(zip(lifetimes, begins, strict=True))
@@ -72,6 +76,13 @@ class StepMemory:
             [_with_start(moved[id(item)], moved) for item in items],
             [self._at(array, places) for array in results],
         )
+
+    def _with_workspace(self, item: Item) -> Item:
+        """Let an operation have memory for what its kernels use while they run."""
+        if not isinstance(item, Operation) or self._kernels is None:
+            return item
+        nbytes = item.work.workspace(self._kernels)
+        return replace(item, workspace=self.empty((nbytes,), np.uint8)) if nbytes else item
 
     def _numbers(self, arrays: Sequence[DeviceArray]) -> set[int]:
         """Return which of the arrays made here these are views of, by number."""
@@ -111,7 +122,10 @@ class StepMemory:
         used = self._numbers(self._known(item))
         own = {number: places[number] for number in used}
         if isinstance(item, Operation):
-            return replace(item, work=with_arrays(item.work, lambda array: self._at(array, own)))
+            place = partial(self._at, places=own)
+            return replace(
+                item, work=with_arrays(item.work, place), workspace=with_arrays(item.workspace, place)
+            )
         if isinstance(item, StartRedistribution):
             return replace(item, source=self._at(item.source, own), target=self._at(item.target, own))
         return item

@@ -28,10 +28,9 @@ from pyrt.kernels import KernelLibrary
 from pyrt.ledger import Ledger, Row
 from pyrt.phases import Phases
 
-_OF_NO_LAYER = ("windows", "batches", "evaluation", "exchange", "moves", "losses")
-"""Rows of ledgers: the matrix of windows that convolutions share; chunks of samples or the whole training
-set; evaluations' chunks; buffers of what ranks exchange; losses on their way to the host, and what counts the
-steps."""
+_OF_NO_LAYER = ("batches", "evaluation", "exchange", "moves", "losses")
+"""Rows of ledgers: chunks of samples or the whole training set; evaluations' chunks; buffers of what ranks
+exchange; losses on their way to the host, and what counts the steps."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,10 @@ class Line:
     momentum: int = 0
     """All that the optimiser keeps of parameters."""
     activations: int = 0
-    """And their gradients, and bf16 components of both. A step's share one allocation, by their lifetimes."""
+    """And their gradients, bf16 components of both, and the largest workspaces: all that a step uses up. They
+    share one allocation, by their lifetimes."""
     workspaces: int = 0
-    """What operations need beside their operands."""
+    """What operations keep beside their operands."""
     buffers: int = 0
     """All else on the device."""
     pinned: int = 0

@@ -53,6 +53,9 @@ class WithComponents(Work):
     def convolution(self) -> ConvolutionWork | None:
         return self.maker.convolution
 
+    def workspace(self, kernels: Kernels) -> int:
+        return self.maker.workspace(kernels)
+
     def on_device(self, kernels: Kernels) -> Launch:
         (components,) = self.split.results
         return self.launch(kernels, components=components)
