@@ -148,7 +148,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         resources = RankResources.make(
             job, driver, phases, kernels, groups, options.dtype, shard.largest_received(options.batch)
         )
-        numbers = Numbers(options.dtype, kernels, options.profile, options.pixel_scale)
+        numbers = Numbers(options.dtype, kernels, options.profile, pixel_scale=options.pixel_scale)
         model = RankModel(driver, shard, numbers, options.batch)
         training = Training(problem, model, resources, "resident", graphs=False)
         model.start(initial_values(problem.network, options.dtype, options.seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
@@ -16,6 +16,11 @@ from pyrt.driver import Driver, StreamHandle
 
 ALIGNMENT = 256
 """Bytes to which the views of an arena are aligned: a whole number of 16-byte vector loads."""
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +210,10 @@ def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only:
     dtype = np.dtype(dtype)
     block = driver.allocate_pinned(math.prod(shape) * dtype.itemsize, write_only)
     return block.view(dtype).reshape(shape)
+
+
+Empty = Callable[[tuple[int, ...], DTypeLike], DeviceArray]
+"""Makes a new array of a shape and dtype, with unspecified contents."""
 
 
 class Layout:

@@ -11,6 +11,8 @@
 // channels); the last of a column of blocks to do so adds them up, always in the order of the rows.
 //
 // Either dZ or components may be null: `count` (at most 3) bf16 matrices, `distance` elements from one to the next.
+// So may what f' is taken from, A: then it is taken from the bf16 numbers nearest to A, its first component. Of relu
+// these say whether A is positive (but of a positive number below 2^-134, which bf16 does not have).
 
 #include "bfloat16.cuh"
 #include "conv/window.cuh"
@@ -21,6 +23,11 @@ const int THREADS = 512;
 template <int V>
 struct alignas(V) Bytes {
     unsigned char of[V];
+};
+
+template <int V>
+struct alignas(2 * V) Halves {
+    bfloat16 of[V];
 };
 
 struct Output {
@@ -112,16 +119,36 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
             output.db[channel + v] = sums.of[v];  // db may begin anywhere
 }
 
+// A = f(Z), or the bf16 numbers nearest to it in its place.
+struct Activations {
+    const real *A;
+    const bfloat16 *nearest;
+
+    template <int V>
+    __device__ Reals<V> at(offset place) const
+    {
+        if (A)
+            return *(const Reals<V> *)(A + place);
+        const Halves<V> halves = *(const Halves<V> *)(nearest + place);
+        Reals<V> a;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            a.of[v] = to_float(halves.of[v]);
+        return a;
+    }
+};
+
 // Through the activation: dA f'(Z), A = f(Z).
 struct ThroughActivation {
     int channels;
-    const real *A, *dA;
+    Activations A;
+    const real *dA;
 
     template <int V>
     __device__ Reals<V> make(const Output &output, int row, int channel) const
     {
         const offset place = (offset)row * channels + channel;
-        const Reals<V> a = *(const Reals<V> *)(A + place);
+        const Reals<V> a = A.at<V>(place);
         Reals<V> dz = *(const Reals<V> *)(dA + place);
 #pragma unroll
         for (int v = 0; v < V; v++)
@@ -136,7 +163,8 @@ struct ThroughActivation {
 struct ThroughPooling {
     Window window;
     const unsigned char *places;
-    const real *B, *dB;
+    Activations B;
+    const real *dB;
 
     template <int V>
     __device__ Reals<V> make(const Output &output, int row, int channel) const
@@ -152,7 +180,7 @@ struct ThroughPooling {
                 const offset at = pixel.n * window.output(window.channels) +
                                   ((offset)y * window.out_width + x) * window.channels + channel;
                 const Bytes<V> largest = *(const Bytes<V> *)(places + at);
-                const Reals<V> b = *(const Reals<V> *)(B + at), db = *(const Reals<V> *)(dB + at);
+                const Reals<V> b = B.at<V>(at), db = *(const Reals<V> *)(dB + at);
 #pragma unroll
                 for (int v = 0; v < V; v++)
                     if (largest.of[v] == place)
@@ -169,7 +197,8 @@ struct ThroughWindows {
     Window window;
     int across, down;  // windows an image, such parts included
     const unsigned char *places;
-    const real *B, *dB;
+    Activations B;
+    const real *dB;
 
     template <int V>
     __device__ Reals<V> make(const Output &output, int row, int channel) const
@@ -181,7 +210,7 @@ struct ThroughWindows {
             const offset place = ((offset)(at.n * window.out_height + at.y) * window.out_width + at.x) *
                                      window.channels + channel;
             largest = *(const Bytes<V> *)(places + place);
-            const Reals<V> b = *(const Reals<V> *)(B + place);
+            const Reals<V> b = B.at<V>(place);
             dz = *(const Reals<V> *)(dB + place);
 #pragma unroll
             for (int v = 0; v < V; v++)
@@ -215,31 +244,31 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-through_activation(int rows, int channels, const real *A, const real *dA, real *dZ, bfloat16 *components,
-                   int count, int distance, real *partials, real *db, int *done)
+through_activation(int rows, int channels, const real *A, const bfloat16 *nearest, const real *dA, real *dZ,
+                   bfloat16 *components, int count, int distance, real *partials, real *db, int *done)
 {
     wait_for_previous_kernel();
     const Output output = {rows, channels, dZ, components, count, distance, partials, db, done};
-    const ThroughActivation gradient = {channels, A, dA};
+    const ThroughActivation gradient = {channels, {A, nearest}, dA};
     make_output_gradient(output, gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 through_pooling(int samples, int height, int width, int channels, int window_rows, int columns, int stride, int top,
                 int left, int out_height, int out_width, const unsigned char *places, const real *B,
-                const real *dB, real *dZ, bfloat16 *components, int count, int distance, real *partials, real *db,
-                int *done)
+                const bfloat16 *nearest, const real *dB, real *dZ, bfloat16 *components, int count, int distance,
+                real *partials, real *db, int *done)
 {
     wait_for_previous_kernel();
     const Window window = {height, width, channels, window_rows, columns, stride, top, left, out_height, out_width};
     if (stride == window_rows && stride == columns) {
         const int across = (width + stride - 1) / stride, down = (height + stride - 1) / stride;
         const Output output = {samples * across * down, channels, dZ, components, count, distance, partials, db, done};
-        const ThroughWindows gradient = {window, across, down, places, B, dB};
+        const ThroughWindows gradient = {window, across, down, places, {B, nearest}, dB};
         make_output_gradient(output, gradient);
     } else {
         const Output output = {samples * height * width, channels, dZ, components, count, distance, partials, db, done};
-        const ThroughPooling gradient = {window, places, B, dB};
+        const ThroughPooling gradient = {window, places, {B, nearest}, dB};
         make_output_gradient(output, gradient);
     }
 }

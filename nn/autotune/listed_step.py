@@ -53,7 +53,7 @@ class Memory:
     momentum: int
     """All that the optimiser keeps."""
     activations: int
-    """And their gradients, and what products need beside their operands."""
+    """And their gradients, as they share memory, and what products need beside their operands."""
 
     @property
     def total(self) -> int:

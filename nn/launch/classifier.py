@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from nn.launch.gemm.components import Components
 from nn.launch.shapes import matrix_shape, require_shape
 from pyrt.arrays import DeviceArray
-from pyrt.kernels import Launch, blocks
+from pyrt.kernels import Kernel, Launch, blocks
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
@@ -88,7 +88,7 @@ def fused_classifier_fits(hidden: int, classes: int, dtype: DTypeLike, shared_me
 def fused_classifier_partials(
     rows: int, hidden: int, classes: int, dtype: DTypeLike, multiprocessors: int
 ) -> tuple[int, int]:
-    """Return the shape of the workspace of `FusedClassifier.bind`: its blocks, and the sums of each of them.
+    """Return the shape of the workspace of `FusedClassifier`: its blocks, and the sums of each of them.
 
     It has a block for each multiprocessor, but no more than have rows for a warp.
     """
@@ -166,24 +166,17 @@ class FusedClassifier:
         shape = fused_classifier_partials(*self.sizes, A.dtype, driver.multiprocessors)
         return DeviceArray.empty(driver, shape, A.dtype)
 
-    def bind(self, kernels: Kernels, partials: DeviceArray) -> tuple[Launch, Launch]:
-        """Bind the kernel, and the one that adds up the sums of its blocks: as many as partials have rows."""
+    def bind_gradient(self, kernels: Kernels, partials: DeviceArray) -> Launch:
+        """Bind the kernel to dZ and to the sums of its blocks: as many as partials have rows."""
         rows, hidden, classes = self.sizes
-        if classes > NARROW_CLASSES[-1]:
-            raise ValueError(f"fused_classifier: W {self.W.shape} has more than {NARROW_CLASSES[-1]} classes")
-        grid, width = matrix_shape("fused_classifier", partials=partials)
-        if width != fused_classifier_partials(rows, hidden, classes, self.A.dtype, grid)[1]:
-            raise ValueError(f"fused_classifier: partials {partials.shape} are not for W {self.W.shape}")
+        grid, width = self._blocks(partials)
         dZ, components, count, ld = self._target(rows, hidden, kernels.real)
         shape = fused_classifier_shape(rows, hidden, classes, self.A.dtype, grid)
-        constants = fused_classifier_constants(kernels.real, self.loss, self.activation, classes)
-        library = kernels.library
-        sizes = (rows, classes, hidden, shape.rows, shape.halvings)
         inputs, outputs = (self.A, self.W, self.b, self.labels), (dZ, components, count, ld)
-        launch = library.kernel("nn/fused_classifier", "fused_classifier", **constants).bind(
+        return self._kernel(kernels, "fused_classifier").bind(
             (grid,),
             (shape.threads,),
-            *sizes,
+            *(rows, classes, hidden, shape.rows, shape.halvings),
             self.scale,
             *inputs,
             *outputs,
@@ -191,15 +184,32 @@ class FusedClassifier:
             width,
             shared=shape.shared,
         )
+
+    def bind_sums(self, kernels: Kernels, partials: DeviceArray) -> Launch:
+        """Bind the kernel that adds up the sums of the blocks."""
+        _, hidden, classes = self.sizes
+        grid, width = self._blocks(partials)
         across, down = _SUM_PARTIALS_BLOCK
-        results = (self.dW, self.db_hidden, self.db, self.loss_sum)
-        add = library.kernel("nn/fused_classifier", "sum_partials", **constants).bind(
+        return self._kernel(kernels, "sum_partials").bind(
             (blocks(max(hidden, classes + 1), across), classes + 2),
             (across, down),
             *(grid, classes, hidden, partials, width),
-            *results,
+            *(self.dW, self.db_hidden, self.db, self.loss_sum),
         )
-        return launch, add
+
+    def _blocks(self, partials: DeviceArray) -> tuple[int, int]:
+        """Return how many blocks there are, and the width of their sums."""
+        rows, hidden, classes = self.sizes
+        if classes > NARROW_CLASSES[-1]:
+            raise ValueError(f"fused_classifier: W {self.W.shape} has more than {NARROW_CLASSES[-1]} classes")
+        grid, width = matrix_shape("fused_classifier", partials=partials)
+        if width != fused_classifier_partials(rows, hidden, classes, self.A.dtype, grid)[1]:
+            raise ValueError(f"fused_classifier: partials {partials.shape} are not for W {self.W.shape}")
+        return grid, width
+
+    def _kernel(self, kernels: Kernels, name: str) -> Kernel:
+        constants = fused_classifier_constants(kernels.real, self.loss, self.activation, self.sizes[2])
+        return kernels.library.kernel("nn/fused_classifier", name, **constants)
 
     def _target(
         self, rows: int, hidden: int, real: str

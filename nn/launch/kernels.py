@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,7 +21,7 @@ from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, fastest_gemm, version_for
 from nn.launch.work import Work
-from pyrt.arrays import DeviceArray
+from pyrt.arrays import DeviceArray, aligned
 from pyrt.driver import Driver
 from pyrt.kernels import REALS, Kernel, KernelLibrary
 
@@ -64,7 +66,7 @@ class Kernels:
             raise ValueError(f"math of mma is {', '.join(MMA_COMPONENTS)}, not {math!r}")
         self.math, self.components = math, COMPONENTS[math]
         self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["tf32"])
-        self._windows = DeviceArray(library.driver, 0, (0,), np.dtype(dtype), 0)
+        self._lent = DeviceArray(library.driver, 0, (0,), np.dtype(np.uint8), 0)
 
     @property
     def driver(self) -> Driver:
@@ -122,36 +124,35 @@ class Kernels:
         limit = self.driver.shared_memory
         return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
 
-    def reserve(self, works: Iterable[Work]) -> None:
-        """Make room for the largest matrix of windows of these works, before they are bound.
-
-        They share it, so their launches must follow one another on one stream. Less room that was there
-        before stays, for what is bound to it.
-        """
-        size = max(
-            (
-                work.matrix_size
-                for work in works
-                if isinstance(work, ConvolutionWork) and self.choose(work) == "im2col"
-            ),
-            default=0,
-        )
-        if size > self._windows.size:
-            with self.driver.ledger.of("windows"):
-                self._windows = DeviceArray.empty(self.driver, (size,), self._windows.dtype)
+    @contextmanager
+    def lent(self, memory: DeviceArray | None) -> Iterator[None]:
+        """Within it workspaces lie in this memory, uint8 (n,), as far as it goes."""
+        before = self._lent
+        if memory is not None:
+            self._lent = memory
+        try:
+            yield
+        finally:
+            self._lent = before
 
     def may_run_beside(self, work: Work) -> bool:
         """Return whether the work may run while others do.
 
-        Not if it takes the room that all such works share; nor if its blocks are as many as run at once, each
-        with as much to do: others would hold up some of them, and so all.
+        Not if its blocks are as many as run at once, each with as much to do: others would hold up some of
+        them, and so all. Nor if it makes large matrices on the way, which can share the memory of others'.
         """
-        convolution = work.convolution
-        return convolution is None or self.choose(convolution) not in ("im2col", "narrow")
+        alone = ("narrow", "im2col", "winograd", "winograd_2x2")
+        return work.convolution is None or self.choose(work.convolution) not in alone
 
-    def windows(self, count: int, pixels: int) -> DeviceArray:
-        """Return room for a matrix of windows, of what is reserved."""
-        return self._windows.rows(0, count * pixels).reshape(count, pixels)
+    def workspace(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Make room for what kernels leave for each other within a launch: lent to them, or new memory."""
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > self._lent.nbytes:
+            return DeviceArray.empty(self.driver, shape, dtype)
+        flat, taken = self._lent, min(aligned(nbytes), self._lent.nbytes)
+        self._lent = flat.rows(taken, flat.size)
+        return DeviceArray(self.driver, flat.pointer, shape, dtype, shape[-1] if shape else 1)
 
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
         """Return a kernel of a file for this dtype; loaded once."""

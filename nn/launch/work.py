@@ -61,6 +61,13 @@ class Work(ABC):
         """The convolution in it, if there is one."""
         return None
 
+    def workspace(self, kernels: Kernels) -> int:
+        """Count the bytes that its kernels use beside its arrays while they run: see `Kernels.workspace`.
+
+        What they need beyond that they allocate, and keep.
+        """
+        return 0
+
     @abstractmethod
     def on_device(self, kernels: Kernels) -> Launch:
         """Bind the kernels that do it."""
@@ -72,7 +79,10 @@ class Work(ABC):
 
 @dataclass(frozen=True)
 class Fused(Work):
-    """Several pieces of work in one kernel. What they leave for each other is not kept."""
+    """Several pieces of work in one kernel. What they leave for each other is not kept.
+
+    ``launch`` is a ``partial``, so that its arrays are found (nn/launch/arrays_of.py).
+    """
 
     parts: Sequence[Work]
     inputs: tuple[DeviceArray, ...]

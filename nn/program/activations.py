@@ -12,7 +12,7 @@ from nn.model.network import LARGEST
 from nn.parallel.halos import PoolHalo
 from nn.parallel.plan import WHOLE
 from nn.parallel.shard import Shard
-from pyrt.arrays import Arena, DeviceArray
+from pyrt.arrays import Arena, DeviceArray, Empty
 from pyrt.errors import UserError
 from pyrt.redistribute import Redistribution
 
@@ -39,9 +39,10 @@ class Activations:
     its own outputs, and what each of them makes but the last, are ``between``.
     """
 
-    def __init__(self, parameters: Arena, shard: Shard, samples: int) -> None:
+    def __init__(self, parameters: Arena, shard: Shard, samples: int, empty: Empty) -> None:
+        """``empty`` makes those that live within a list; see nn/program/step_memory.py."""
         self._shard, self._plan, self._network = shard, shard.plan, shard.network
-        self._driver, self._dtype = parameters.flat.driver, parameters.flat.dtype
+        self._driver, self._dtype, self._empty = parameters.flat.driver, parameters.flat.dtype, empty
         self.samples = samples
         plan, layers = shard.plan, shard.network.numbers
         spreads = shard.spreads
@@ -54,40 +55,37 @@ class Activations:
         self._taken = {layer: self._room(spreads.taken(layer), layer) for layer in parts}
         self._taken_back = {layer: self._room(spreads.taken_back(layer), layer) for layer in layers[:-1]}
         halos = {layer: shard.halo_move(layer, samples) for layer in layers}
-        self._with_halo = {
-            layer: self._target(move, layer) for layer, move in halos.items() if move is not None
-        }
+        self._with_halo = {layer: self._target(move) for layer, move in halos.items() if move is not None}
         self._arrived_back = {layer: self._room(spreads.arrives_back(layer), layer) for layer in moved_back}
         self._made_back = {layer: self._room(plan.makes(layer), layer) for layer in parts_back}
         self._between = {layer: self._rooms_between(layer) for layer in (0, *layers)}
         self._between_back = {layer: self._rooms_between(layer) for layer in layers}
         self._pools = {
-            (layer, place): self._rooms_with_halo(layer, halo)
+            (layer, place): self._rooms_with_halo(halo)
             for layer in layers
             for place in range(len(shard.network.stages[layer].followers))
             if (halo := shard.pool_halo(layer, place, samples)) is not None
         }
         self._places = {layer: self._rooms_for_places(layer) for layer in (0, *layers)}
         own, _ = shard.held(plan.takes(shard.network.depth + 1), (samples, 1)).shape
+        self._losses = empty((max(1, own),), self._dtype)
         with self._driver.ledger.of("activations", shard.network.depth):
-            self._losses = DeviceArray.empty(self._driver, (max(1, own),), self._dtype)
             self.no_bias = DeviceArray.from_host(self._driver, np.zeros(shard.network.classes, self._dtype))
             """Of an output layer whose ranks add the bias, each that of its units, to what they make."""
 
     def _room(self, spread: str, layer: int) -> DeviceArray:
-        return self._matrix(*self._held(spread, layer, self._network.stages[layer].output), layer)
+        return self._matrix(*self._held(spread, layer, self._network.stages[layer].output))
 
-    def _target(self, move: Redistribution, layer: int) -> DeviceArray:
-        return self._matrix(*move.target_of(self._plan.shards, self._shard.index).shape, layer)
+    def _target(self, move: Redistribution) -> DeviceArray:
+        return self._matrix(*move.target_of(self._plan.shards, self._shard.index).shape)
 
-    def _matrix(self, rows: int, columns: int, layer: int) -> DeviceArray:
+    def _matrix(self, rows: int, columns: int) -> DeviceArray:
         if rows * columns > LARGEST:
             raise UserError(
                 f"{rows} samples a rank in layers of up to {self._widest} units are more than "
                 "2^31 activations: use a smaller --batch or more ranks"
             )
-        with self._driver.ledger.of("activations", layer):
-            return DeviceArray.empty(self._driver, (max(1, rows), columns), self._dtype)
+        return self._empty((max(1, rows), columns), self._dtype)
 
     @property
     def _widest(self) -> int:
@@ -97,17 +95,16 @@ class Activations:
     def _rooms_between(self, layer: int) -> list[DeviceArray]:
         """Make room for what a layer and those that follow it make, but for the last."""
         shapes = self._network.stages[layer].shapes[-1 - len(self._network.stages[layer].followers) : -1]
-        return [self._matrix(*self._held(self._plan.makes(layer), layer, shape), layer) for shape in shapes]
+        return [self._matrix(*self._held(self._plan.makes(layer), layer, shape)) for shape in shapes]
 
     def _held(self, spread: str, layer: int, shape: Shape) -> tuple[int, int]:
         """Return rows and columns of this rank's part of what is behind a layer, a row a sample."""
         rows, columns = self._shard.part(spread, layer, self.samples, shape).shape
         return rows, columns * self._shard.spreads.pixels(layer, shape, spread)
 
-    def _rooms_with_halo(self, layer: int, halo: PoolHalo) -> WithHalo:
-        images, gradients = self._target(halo.images, layer), self._target(halo.gradients, layer)
-        rows, columns = gradients.shape
-        return WithHalo(images, self._matrix(rows, columns, layer), gradients)
+    def _rooms_with_halo(self, halo: PoolHalo) -> WithHalo:
+        images, gradients = self._target(halo.images), self._target(halo.gradients)
+        return WithHalo(images, self._matrix(*gradients.shape), gradients)
 
     def _rooms_for_places(self, layer: int) -> list[DeviceArray | None]:
         """Make room for what the layers that follow a layer keep for the way back."""
@@ -118,13 +115,10 @@ class Activations:
             if (layer, place) in self._pools:
                 rows, columns = self._pools[layer, place].outputs.shape
                 held[place] = rows, columns
-        with self._driver.ledger.of("activations", layer):
-            return [
-                DeviceArray.empty(self._driver, (max(1, rows), columns), np.uint8)
-                if follower.keeps_places
-                else None
-                for follower, (rows, columns) in zip(stage.followers, held, strict=True)
-            ]
+        return [
+            self._empty((max(1, rows), columns), np.uint8) if follower.keeps_places else None
+            for follower, (rows, columns) in zip(stage.followers, held, strict=True)
+        ]
 
     def places(self, layer: int, samples: int) -> list[DeviceArray | None]:
         """Return what each layer that follows a layer keeps for the way back; None for one that does not."""

@@ -45,7 +45,10 @@ def _first_place(operation: Operation, before: Sequence[Item]) -> int:
 
 
 def _ordered(items: Sequence[Item]) -> list[Item]:
-    """Let operations wait for those beside them whose arrays they touch, and for the one before them."""
+    """Let operations wait for the one before them, and for those beside them that are of layers above.
+
+    So what these read need not stay long. And they wait for those whose arrays they touch.
+    """
     result: list[Item] = []
     pending: list[Operation] = []
     behind_beside = False
@@ -56,7 +59,7 @@ def _ordered(items: Sequence[Item]) -> list[Item]:
             behind_beside = item.beside
             if item.beside:
                 pending.append(item)
-            elif any(_conflict(item, one) for one in pending):
+            elif any(item.layer < one.layer or _conflict(item, one) for one in pending):
                 item, pending = replace(item, waits_for_beside=True), []
         result.append(item)
     return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nn.launch.gemm.components import ComponentPool, Components
+from nn.launch.gemm.components import Components, TakeComponents
 from nn.launch.kernels import Kernels
 from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
 from nn.program.fuse_classifier import FuseClassifier
@@ -21,17 +21,18 @@ from pyrt.arrays import DeviceArray
 def fuse(
     items: Sequence[Item],
     kernels: Kernels | None,
-    pool: ComponentPool,
+    take_components: TakeComponents,
     known: Sequence[tuple[DeviceArray, Components]] = (),
 ) -> list[Item]:
     """Return the list as it runs with these kernels; NumPy's (None) as it is.
 
-    ``known`` are matrices that are there as components when the step begins; others come from the pool.
+    ``known`` are matrices that are there as components when the list begins; ``take_components`` makes room
+    for others.
     """
     if kernels is None or not kernels.uses_tensor_cores:
         return list(items)
     if kernels.uses_components:
-        rules = ComponentRules(kernels, pool, known).rules
+        rules = ComponentRules(kernels, take_components, known).rules
     else:
         rules = [
             FuseClassifier(kernels),

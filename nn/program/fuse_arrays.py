@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from nn.launch.column_sums import ColumnSums
 from nn.launch.elementwise import BiasActivation
@@ -38,7 +39,7 @@ class FuseEpilogue:
                     [product, after],
                     (*product.reads, after.b),
                     product.writes,
-                    lambda kernels: bind_mma(kernels, product, epilogue),
+                    partial(bind_mma, product=product, epilogue=epilogue),
                 )
                 return Replacement(2, [replace(first, work=work)])
         return None
@@ -108,6 +109,6 @@ def _with_sums(item: Item, sums: DeviceArray) -> Operation:
         [product, ColumnSums(product.A, sums)],
         product.reads,
         (*product.writes, sums),
-        lambda kernels: bind_mma(kernels, product, sums=sums),
+        partial(bind_mma, product=product, sums=sums),
     )
     return replace(item, work=work)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 
 import numpy as np
 
@@ -89,14 +89,10 @@ def _operations(end: FusedClassifier, items: Sequence[Item]) -> list[Operation]:
     partials = end.workspace()
     parts = [item for item in items if isinstance(item, Operation)]
 
-    @cache
-    def launches(kernels: Kernels) -> tuple[Launch, Launch]:
-        return end.bind(kernels, partials)
-
     works = [part.work for part in parts]
     outputs = end.gradient, partials
-    first = _ToGradient(works, end.reads, outputs, lambda kernels: launches(kernels)[0], end)
-    second = _BlockSums(end, partials, lambda kernels: launches(kernels)[1])
+    bind = partial(FusedClassifier.bind_gradient, end, partials=partials)
+    first, second = _ToGradient(works, end.reads, outputs, bind, end), _BlockSums(end, partials)
     name, layer = f"{parts[0].name} to {parts[-1].name}", parts[0].layer
     return [
         Operation(name, parts[0].part, first, layer=layer),
@@ -152,7 +148,6 @@ class _BlockSums(Work):
 
     end: FusedClassifier
     partials: DeviceArray
-    launch: Callable[[Kernels], Launch]
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:
@@ -167,7 +162,7 @@ class _BlockSums(Work):
         return 0  # they are among those of the first
 
     def on_device(self, kernels: Kernels) -> Launch:
-        return self.launch(kernels)
+        return self.end.bind_sums(kernels, self.partials)
 
     def in_numpy(self) -> Compute:
         partials, end = self.partials.host_view(), self.end

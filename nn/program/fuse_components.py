@@ -21,7 +21,7 @@ from nn.launch.conv.implicit import ImplicitConvolution
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.with_components import WithComponents
 from nn.launch.elementwise import BiasActivation
-from nn.launch.gemm.components import COLUMN_STEP, ComponentPool, Components, Split
+from nn.launch.gemm.components import COLUMN_STEP, Components, Split, TakeComponents
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.kernels import Kernels
@@ -43,6 +43,11 @@ class _Known:
     components: Components
     scale: float = 1.0
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether they lie as its own numbers do."""
+        return self.scale == 1 and self.array.is_contiguous and self.components.ld == self.array.shape[1]
+
     def of(self, array: DeviceArray) -> _Known | None:
         """Return the components of ``array``, if it is this one or a view of some of its columns."""
         if same(array, self.array):
@@ -59,10 +64,10 @@ class ComponentRules:
     def __init__(
         self,
         kernels: Kernels,
-        pool: ComponentPool,
+        take_components: TakeComponents,
         known: Sequence[tuple[DeviceArray, Components]],
     ) -> None:
-        self._kernels, self._take_components = kernels, pool.for_a_list()
+        self._kernels, self._take_components = kernels, take_components
         self._known = [_Known(array, components) for array, components in known]
         self._turns: list[Turn] = []
         self._classifier = FuseClassifier(kernels, self._components_for_products)
@@ -102,7 +107,7 @@ class ComponentRules:
     def gradient(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Make the gradient of a convolution's sums in one pass, as components if only products read it."""
         known = len(self._known)
-        found = FuseOutputGradient(self._image_components_for)(rest, done)
+        found = FuseOutputGradient(self._image_components_for, self._image_components_of)(rest, done)
         if found is None:
             return None
         new = self._known[known:]
@@ -117,6 +122,12 @@ class ComponentRules:
         components = self._take_components(self._kernels.components, *array.shape, packed=True)
         self._known.append(_Known(array, components))
         return components
+
+    def _image_components_of(self, array: DeviceArray, later: Sequence[Item]) -> Components | None:
+        if not all(self._is_implicit(item) for item in later if reads(item, array)):
+            return None
+        there = (known for known in self._known if known.is_packed and known.array.pointer == array.pointer)
+        return next((known.components for known in there if known.array.size == array.size), None)
 
     def _is_implicit(self, item: Item) -> bool:
         """Return whether this is a convolution that is made from components."""
@@ -175,7 +186,8 @@ class ComponentRules:
         starts_early = _may_start_early([gathered.numbers, other.numbers], [*done, *items])
         made = ImplicitConvolution(work, gathered, other, epilogue, starts_early)
         result = replace(operation, work=made, starts_early=starts_early)
-        return Replacement(count, [*items, self._with_components(result, made.bind, rest[count:])])
+        bind = partial(ImplicitConvolution.bind, made)
+        return Replacement(count, [*items, self._with_components(result, bind, rest[count:])])
 
     def _turned(self, reader: Operation, rest: Sequence[Item], items: list[Operation]) -> Components:
         """Return filters turned around; add the launch that turns those of all convolutions that are left."""
@@ -206,10 +218,7 @@ class ComponentRules:
             self._forget([result])
             return found
         epilogue, count = _epilogue(result_of(work), rest[1:2])
-
-        def bind(kernels: Kernels, components: Components) -> Launch:
-            return bind_narrow(kernels, work, epilogue, components)
-
+        bind = partial(bind_narrow, work=work, epilogue=epilogue)
         return Replacement(count, [self._with_components(result, bind, rest[count:])])
 
     def pooling(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
@@ -217,10 +226,11 @@ class ComponentRules:
         operation = rest[0]
         if not isinstance(operation, Operation) or not isinstance(operation.work, Pool):
             return None
-        return Replacement(1, [self._with_components(operation, operation.work.bind, rest[1:])])
+        bind = partial(Pool.bind, operation.work)
+        return Replacement(1, [self._with_components(operation, bind, rest[1:])])
 
     def _with_components(
-        self, maker: Operation, bind: Callable[[Kernels, Components], Launch], later: Sequence[Item]
+        self, maker: Operation, bind: Callable[..., Launch], later: Sequence[Item]
     ) -> Operation:
         """Let the kernel that makes images leave their components too, if a convolution reads these later."""
         self._forget([maker])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from nn.launch.column_sums import ColumnSums
@@ -15,7 +16,7 @@ from nn.launch.conv.convolution import Convolution
 from nn.launch.conv.gathered import result_of
 from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
-from nn.launch.conv.output_gradient import OutputGradient
+from nn.launch.conv.output_gradient import OutputGradient, takes_nearest
 from nn.launch.elementwise import ActivationBackward, BiasActivation
 from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import Epilogue
@@ -30,6 +31,9 @@ Kind = TypeVar("Kind", bound=Work)
 
 ComponentsFor = Callable[[DeviceArray, Sequence[Item]], Components | None]
 """Makes components of a matrix that is about to be made, if what comes later reads nothing else of it."""
+
+ComponentsOf = Callable[[DeviceArray, Sequence[Item]], Components | None]
+"""Finds packed components of images that are there, if what comes later reads nothing else of these."""
 
 
 _WITH_EPILOGUE = {"narrow": bind_narrow, "implicit_mma": bind_implicit_mma}
@@ -56,7 +60,7 @@ class FuseConvolution:
                     [work, after],
                     (*work.reads, after.b),
                     work.writes,
-                    lambda kernels: bind(kernels, work, epilogue),
+                    partial(bind, work=work, epilogue=epilogue),
                 )
                 return Replacement(2, [replace(first, work=fused)])
         return None
@@ -67,6 +71,7 @@ class FuseOutputGradient:
     """Perhaps the gradient through max-pooling; that through an activation; later the sums of its columns."""
 
     components_for: ComponentsFor = lambda array, later: None
+    components_of: ComponentsOf = lambda array, later: None
 
     def __call__(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         pooling = _work(rest[0], PoolGradient)
@@ -84,8 +89,10 @@ class FuseOutputGradient:
         sums = _work(rest[first + 1 + place], ColumnSums)
         assert sums is not None
         later = [item for number, item in enumerate(rest[first + 1 :]) if number != place]
-        components = self.components_for(sums.X, later)
-        fused = replace(operation, work=OutputGradient(pooling, activation, sums, components))
+        work = OutputGradient(pooling, activation, sums, self.components_for(sums.X, later))
+        if takes_nearest(activation.activation):
+            work = replace(work, nearest=self.components_of(work.made, later))
+        fused = replace(operation, work=work)
         return Replacement(first + 2 + place, [fused], later[:place])
 
 

@@ -43,6 +43,8 @@ class Operation:
     """Whether it runs on a stream beside the others, behind those before it in the list; see beside.py."""
     waits_for_beside: bool = False
     """Whether it waits for all that runs beside the others, and is before it in the list."""
+    workspace: DeviceArray | None = None
+    """Memory for what its kernels use beside its arrays while they run, uint8 (n,); None: new memory."""
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:
@@ -66,7 +68,8 @@ class Operation:
         return sum(array.nbytes for array in (*self.reads, *self.writes))
 
     def on_device(self, kernels: Kernels) -> Launch:
-        return self.work.on_device(kernels)
+        with kernels.lent(self.workspace):
+            return self.work.on_device(kernels)
 
     def in_numpy(self) -> Compute:
         return self.work.in_numpy()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from nn.input.augment import Augmenter
 from nn.input.source import Source
-from nn.launch.gemm.components import ComponentPool, Components, Split
+from nn.launch.gemm.components import Components, Split
 from nn.launch.kernels import Kernels
 from nn.launch.update import LossRing
 from nn.model.dense import Dense
@@ -26,6 +27,7 @@ from nn.program.fuse import fuse
 from nn.program.operations import Item, Operation, StartRedistribution
 from nn.program.passes import Pass
 from nn.program.step import Wrap
+from nn.program.step_memory import Placed, StepMemory
 from nn.program.update import OptimiserState, ParameterUpdate
 from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.driver import Driver
@@ -41,6 +43,8 @@ class Numbers:
     kernels: Kernels | None
     apart: bool = False
     """Whether each operation is to be seen by itself: nothing is fused, and nothing keeps components."""
+    repeats: bool = False
+    """Whether NumPy repeats operations on the same arrays, so that none may lie at the place of another."""
     pixel_scale: float = 255.0
     """Pixels are divided by it."""
     seed: int = 0
@@ -56,8 +60,9 @@ class RankModel:
         with driver.ledger.of("weights"):
             self.parameters = Arena(driver, Layout(shard.shapes, numbers.dtype))
         self.components = self._room_for_components()
-        self._pool = ComponentPool(driver)
-        self.activations = Activations(self.parameters, shard, shard.plan.largest_group(batch))
+        self._memory = StepMemory(driver, numbers.kernels, shares=not numbers.repeats)
+        samples = shard.plan.largest_group(batch)
+        self.activations = Activations(self.parameters, shard, samples, self._memory.empty)
         self._split_weights = None
         if self.kernels is not None and self.components:
             works = [Split((pair,)) for pair in self._known]
@@ -87,15 +92,25 @@ class RankModel:
             self._split_weights(stream)
             self.driver.synchronize_stream(stream)
 
-    def forward(self, source: Source, samples: int) -> list[Item]:
-        """List the operations from images to logits, for so many samples of the group."""
-        return self.fused(self.passes(source).logits(samples))
+    def forward(self, source: Source, samples: int) -> tuple[list[Item], DeviceArray]:
+        """List the operations from images to logits, for so many samples of the group; and the logits.
+
+        These are there until another list runs.
+        """
+        logits = self.activations.taken(self.network.depth, samples)
+        placed = self.place(self.fused(self.passes(source).logits(samples)), [logits])
+        return placed.items, placed.results[0]
 
     def fused(self, items: Sequence[Item]) -> list[Item]:
-        """Rewrite a list for this device's kernels; lists that run one after another share memory."""
+        """Rewrite a list for this device's kernels."""
         if self.numbers.apart:
             return list(items)
-        return fuse(items, self.kernels, self._pool, self._known)
+        take_components = partial(Components.within, self._memory.empty)
+        return fuse(items, self.kernels, take_components, self._known)
+
+    def place(self, items: Sequence[Item], results: Sequence[DeviceArray] = ()) -> Placed:
+        """Place the arrays of a list as it will run; lists run one after another, and share memory."""
+        return self._memory.place(items, results)
 
     def passes(self, source: Source) -> Pass:
         """Return the pass over a batch that this source provides."""
@@ -123,8 +138,8 @@ class TrainingArrays:
         draws = model.network.draws or augmenter is not None
         self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
-        overlaps = any(facts()[name].overlaps for name in exchanges)
-        self._may_run_beside = model.kernels is not None and not model.numbers.apart and not overlaps
+        in_one_graph = all(facts()[name].on_device and not facts()[name].overlaps for name in exchanges)
+        self._may_run_beside = model.kernels is not None and not model.numbers.apart and in_one_graph
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch."""
@@ -132,10 +147,10 @@ class TrainingArrays:
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start))
         items = model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
-        if not self._may_run_beside or any(isinstance(item, StartRedistribution) for item in items):
-            return items
-        assert model.kernels is not None
-        return place_beside(items, self.gradients.flat, model.kernels)
+        if self._may_run_beside and not any(isinstance(item, StartRedistribution) for item in items):
+            assert model.kernels is not None
+            items = place_beside(items, self.gradients.flat, model.kernels)
+        return model.place(items).items
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""

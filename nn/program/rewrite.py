@@ -74,9 +74,7 @@ def columns_within(array: DeviceArray, whole: DeviceArray) -> tuple[int, int] | 
 
 def reads(item: Item, array: DeviceArray) -> bool:
     """Return whether an item reads some of an array."""
-    if isinstance(item, StartRedistribution):
-        return overlap(array, item.source)
-    return isinstance(item, Operation) and any(overlap(array, one) for one in item.reads)
+    return any(overlap(array, one) for one in read_by(item))
 
 
 def writes(item: Item, array: DeviceArray) -> bool:
@@ -89,3 +87,10 @@ def written(item: Item) -> Sequence[DeviceArray]:
     if isinstance(item, StartRedistribution):
         return (item.target,)
     return item.writes if isinstance(item, Operation) else ()
+
+
+def read_by(item: Item) -> Sequence[DeviceArray]:
+    """Return the arrays that an item reads."""
+    if isinstance(item, StartRedistribution):
+        return (item.source,)
+    return item.reads if isinstance(item, Operation) else ()

@@ -42,7 +42,6 @@ class TrainingStep:
     ) -> None:
         """``kernels`` is None where NumPy computes; ``wrap`` may put something around each operation."""
         moves: dict[int, Bound] = {}
-        reserve(items, kernels)
         self._parts = []
         beside = Beside(streams)
         for part in (FORWARD, BACKWARD):
@@ -72,7 +71,6 @@ def bind_all(
 ) -> list[Callable[[], object]]:
     """Bind a list that has no gradients to sum."""
     moves: dict[int, Bound] = {}
-    reserve(items, kernels)
     return [
         bind(item, streams, kernels)
         if isinstance(item, Operation)
@@ -91,12 +89,6 @@ def bind_redistribution(
             move = bound[id(item)] = links.bind(item.name, item.move, item.source, item.target)
         return move.start
     return bound[id(item.started)].finish
-
-
-def reserve(items: Sequence[Item], kernels: Kernels | None) -> None:
-    """Make the room that operations of a list share: they run one after another, on the compute stream."""
-    if kernels is not None:
-        kernels.reserve(item.work for item in items if isinstance(item, Operation))
 
 
 def bound(operation: Operation, kernels: Kernels | None) -> QueueWork:

@@ -6,17 +6,17 @@ differ by more than its tolerance ends the run with its name. Times mean nothing
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from nn.launch.arrays_of import arrays_of, with_arrays
 from nn.launch.gemm.components import Components
 from nn.launch.work import Work
 from nn.program.operations import Operation
 from pyrt.arrays import DeviceArray
-from pyrt.driver import Driver, StreamHandle
+from pyrt.driver import StreamHandle
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.exchange import QueueWork
@@ -57,8 +57,8 @@ class CheckedOperation:
         self._operation, self._run, self._left, self._tolerance = operation, run, steps, tolerance
         self._driver = operation.writes[0].driver
         self._mirror = _Mirror()
-        self._work: Work = _moved(operation.work, self._mirror)
-        self._spans = _merged_spans(_arrays(operation.work))
+        self._work: Work = with_arrays(operation.work, lambda array: replace(array, driver=self._mirror))
+        self._spans = _merged_spans(arrays_of(operation.work))
 
     def __call__(self, stream: StreamHandle) -> None:
         """Run both; raise OperationIsOff where they differ."""
@@ -128,35 +128,6 @@ def _difference(found: np.ndarray, expected: np.ndarray, before: np.ndarray) -> 
 
 def _pointer(result: DeviceArray | Components) -> int:
     return result.array.pointer if isinstance(result, Components) else result.pointer
-
-
-def _arrays(value: Any) -> Iterator[DeviceArray]:
-    """Yield all device arrays of a work, and of what it is made of."""
-    if isinstance(value, DeviceArray):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _arrays(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _arrays(part)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _arrays(getattr(value, field.name))
-
-
-def _moved(value: Any, driver: Driver) -> Any:
-    """Rebuild a work on arrays of another driver, at the same pointers."""
-    if isinstance(value, DeviceArray):
-        return dataclasses.replace(value, driver=driver)
-    if isinstance(value, Mapping):
-        return {name: _moved(part, driver) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_moved(part, driver) for part in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **{name: _moved(part, driver) for name, part in parts.items()})
-    return value
 
 
 def _merged_spans(arrays: Iterator[DeviceArray]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from nn.parallel.plan import WHOLE
 from nn.program.rank_model import RankModel
 from nn.program.step import bind_all
 from nn.train.rank_resources import RankResources
-from pyrt.arrays import pinned
+from pyrt.arrays import DeviceArray, pinned
 
 TOP = 5
 
@@ -92,9 +92,9 @@ class Evaluator:
             self._host = pinned(driver, (chunk, classes), dtype)
         self._all = (len(images), classes), dtype
 
-        def forward(slot: Slot, samples: int) -> list[Callable[[], object]]:
-            items = model.forward(slot.source, samples)
-            return bind_all(items, streams, resources.kernels, resources.links)
+        def forward(slot: Slot, samples: int) -> tuple[list[Callable[[], object]], DeviceArray]:
+            items, logits = model.forward(slot.source, samples)
+            return bind_all(items, streams, resources.kernels, resources.links), logits
 
         sizes = {stop - start for start, stop in self._chunks}
         self._calls = {(slot, count): forward(slot, count) for slot in self._queue.slots for count in sizes}
@@ -124,15 +124,14 @@ class Evaluator:
         """Logits of some of the samples from ``start`` to ``stop``: the first one's number, and those that
         this rank takes."""
         shard, samples, slot = self._model.shard, stop - start, self._queue.slot(number)
-        depth = self._model.network.depth
+        depth, (calls, logits) = self._model.network.depth, self._calls[slot, samples]
         first, last = shard.rows(1, samples)
         self._queue.gather(number, np.arange(start + first, start + last))
         self._queue.send(number)
         self._queue.begin(number)
-        for call in self._calls[slot, samples]:
+        for call in calls:
             call()
         self._queue.end(number)
-        logits = self._model.activations.taken(depth, samples)
         host = self._host[: logits.shape[0]]
         self._driver.copy_to_host(host, logits.pointer, self._streams.compute)
         self._driver.synchronize_stream(self._streams.compute)

@@ -28,10 +28,9 @@ from pyrt.kernels import KernelLibrary
 from pyrt.ledger import Ledger, Row
 from pyrt.phases import Phases
 
-_OF_NO_LAYER = ("windows", "batches", "evaluation", "exchange", "moves", "losses")
-"""Rows of ledgers: the matrix of windows that convolutions share; chunks of samples or the whole training
-set; evaluations' chunks; buffers of what ranks exchange; losses on their way to the host, and what counts the
-steps."""
+_OF_NO_LAYER = ("batches", "evaluation", "exchange", "moves", "losses")
+"""Rows of ledgers: chunks of samples or the whole training set; evaluations' chunks; buffers of what ranks
+exchange; losses on their way to the host, and what counts the steps."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,10 @@ class Line:
     momentum: int = 0
     """All that the optimiser keeps of parameters."""
     activations: int = 0
-    """And their gradients."""
+    """And their gradients, bf16 components of both, and the largest workspaces: all that a step uses up. They
+    share one allocation, by their lifetimes."""
     workspaces: int = 0
-    """What operations need beside their operands."""
+    """What operations keep beside their operands."""
     buffers: int = 0
     """All else on the device."""
     pinned: int = 0
@@ -111,6 +111,7 @@ def lines_of(ledger: Ledger, shard: Shard, dtype: str) -> list[Line]:
     flat = [("weights", parameters), ("gradients", gradients), *states * [("momentum", parameters)]]
     lines = [_layer(ledger, flat, layer) for layer in range(shard.network.depth + 1)]
     loss = gradients.nbytes("loss") if ledger.device[Row("gradients")] else 0
+    lines.append(Line("all layers", activations=ledger.device[Row("activations")]))
     for row in map(Row, _OF_NO_LAYER):
         buffers = ledger.device[row] + (loss + clock if row.what == "losses" else 0)
         lines.append(Line(row.what, buffers=buffers, pinned=ledger.pinned[row]))

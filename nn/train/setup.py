@@ -43,7 +43,12 @@ def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: 
     with ExitStack() as opened:
         with resources.job.agree():
             numbers = Numbers(
-                settings.dtype, resources.kernels, settings.profile, settings.pixel_scale, settings.seed
+                settings.dtype,
+                resources.kernels,
+                settings.profile,
+                settings.check_each is not None,
+                settings.pixel_scale,
+                settings.seed,
             )
             model = RankModel(resources.driver, shard, numbers, problem.schedule.batch)
         training = None

@@ -46,6 +46,8 @@ class Facts:
     """Its place among those that a user may choose, from the plain to the fast; None: it is no choice."""
     overlaps: bool = False
     """Whether it sums the first buckets while the backward pass fills the next: smaller ones help it then."""
+    on_device: bool = False
+    """Whether kernels do all of it, and a graph can hold it."""
     updates_once_a_node: bool = False
     """Whether each parameter is updated by one rank of a node, not by all."""
 

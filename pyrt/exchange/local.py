@@ -40,4 +40,5 @@ FACTS = Facts(
     "none: each rank updates with its own gradients alone, to measure a step without a sum",
     LocalExchange,
     lambda buckets, ranks, rank, itemsize: NO_TRAFFIC,
+    on_device=LocalExchange.on_device,
 )

@@ -277,5 +277,6 @@ FACTS = Facts(
     PeerExchange,
     peer_traffic,
     rung=5,
+    on_device=PeerExchange.on_device,
     updates_once_a_node=True,
 )

@@ -13,7 +13,6 @@ from nn.launch.kernels import Kernels
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
-from pyrt.ledger import Row
 from tests import few
 from tests.nn.model import loops
 
@@ -200,20 +199,23 @@ def test_samples_in_slices(kernels, device, sliced, kind):
     case.check(kind, result)
 
 
-def test_works_of_any_sizes_share_one_matrix_of_windows(library, device, rng, driver):
-    """Reserved for all it is one; bound one by one, small first, each has one that is large enough."""
+def test_works_take_their_matrix_of_windows_from_what_is_lent(library, device, rng, driver):
+    """One after another they share it; with less, or without, each allocates its own."""
     cases = [Case(rng, "float32", *CASES[name]) for name in ("1 x 1", "even size", "17 channels")]
     bound = [case.bind(kind, device.array) for case in cases for kind in KINDS]
-    sizes = [work.matrix_size for work, _ in bound]
-    for reserved in (True, False):
-        kernels, before = Kernels(library, "float32", conv="im2col"), driver.ledger.device[Row("windows")]
-        kernels.reserve([work for work, _ in bound] if reserved else [])
-        device.run(*(work.on_device(kernels) for work, _ in bound))
+    kernels = Kernels(library, "float32", conv="im2col")
+    sizes = [work.workspace(kernels) for work, _ in bound]
+    lent = device.array(np.zeros(max(sizes), np.uint8))
+    for memory, expected in ((lent, 0), (lent.rows(0, min(sizes) - 1), sum(sizes)), (None, sum(sizes))):
+        before, launches = driver.ledger.device.total(), []
+        for work, _ in bound:
+            with kernels.lent(memory):
+                launches.append(work.on_device(kernels))
+        assert driver.ledger.device.total() - before == expected
+        device.run(*launches)
         for (case, kind), (_, result) in zip(itertools.product(cases, KINDS), bound, strict=True):
             case.check(kind, result)
             result.set(np.full(result.shape, np.nan, "f4"))
-        taken = driver.ledger.device[Row("windows")] - before
-        assert taken == 4 * max(sizes) if reserved else 4 * max(sizes) < taken < 4 * sum(sizes)
 
 
 @pytest.mark.parametrize("kind", KINDS)

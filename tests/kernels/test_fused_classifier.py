@@ -51,7 +51,8 @@ class Case:
             bits = device.array(np.full(components * self.rows * ld, 0x7FC0, np.uint16))
             split = Components(bits, components, self.rows, self.hidden, ld, self.rows * ld)
         end = FusedClassifier(self.kind, self.activation, *inputs, *out.values(), self.scale, split)
-        device.run(*end.bind(kernels, device.poisoned((blocks, width), self.dtype)))
+        partials = device.poisoned((blocks, width), self.dtype)
+        device.run(end.bind_gradient(kernels, partials), end.bind_sums(kernels, partials))
         result = {name: array.to_host() for name, array in out.items()}
         if split is not None:
             assert np.isnan(result.pop("dZ")).all()  # the components are in its place

@@ -142,7 +142,7 @@ def test_what_a_step_loads_is_declared(dtype, activation, pixel, gemm, optimiser
             *vars(ready).values(), array_of(driver, 100, "i4"), cursor(2, driver), ready.labels
         )
         lists = [
-            model.forward(ready, 100),
+            model.forward(ready, 100)[0],
             training.step(gathered, 100),
             update.operations(*(panel.bucket for panel in training.panels), ends_step=True),
             [skip_batch(gathered.cursor)],
@@ -165,7 +165,7 @@ def test_what_a_step_of_convolutions_loads_is_declared(activation, conv, gemm, d
     model = RankModel(driver, Shard.alone(network), Numbers(np.dtype(dtype).name, kernels), 10)
     training = TrainingArrays(model, Sgd(), ("local", "local"))
     ready = Ready(array_of(driver, (10, 28 * 28 * 3), np.uint8), array_of(driver, 10, "i4"))
-    items = [*model.forward(ready, 10), *training.step(ready, 10)]
+    items = [*model.forward(ready, 10)[0], *training.step(ready, 10)]
     for operation in (item for item in items if isinstance(item, Operation)):
         operation.on_device(kernels)
     assert_declared(kernels, least=6)
@@ -265,7 +265,7 @@ def fused_classifier(classes=3, partials=None, **changed):
         "loss_sum": array(1),
     }
     end = FusedClassifier("softmax", "tanh", **{**arrays, **changed}, scale=1.0)
-    return lambda kernels: end.bind(kernels, partials or array(1, 64 if classes == 3 else 320))
+    return lambda kernels: end.bind_gradient(kernels, partials or array(1, 64 if classes == 3 else 320))
 
 
 def components(count, rows, columns):

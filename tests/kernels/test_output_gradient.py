@@ -1,12 +1,15 @@
 """conv/output_gradient.cu, and the same in NumPy: through pooling and activation in one pass, with db."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nn.launch.column_sums import ColumnSums
 from nn.launch.conv.output_gradient import OutputGradient
 from nn.launch.elementwise import ActivationBackward
-from nn.launch.gemm.components import Components
+from nn.launch.gemm.components import Components, split
+from nn.launch.kernels import Kernels
 from nn.launch.pool import PoolGradient
 from nn.model.window import Window
 from tests.nn.model import loops
@@ -73,6 +76,31 @@ def results(work):
     bits = work.components.numbers.to_host().astype(np.uint32) << 16
     parts = bits.view(np.float32).reshape(work.components.count, *work.sums.X.shape)
     return parts.astype(np.float64).sum(axis=0), work.sums.sums.to_host()
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("activation", ["identity", "relu"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_from_components_of_what_was_made_it_is_the_same(place, rng, case, activation, count):
+    """The same bits; the float32 numbers themselves are not read by a kernel."""
+    (array, run), case = place, Case(rng, *case, activation)
+    plain, other = case.work(array, 1), case.work(array, 1)
+    channels = other.sums.X.shape[1]
+    bits, size = split(case.B, count).reshape(-1), case.B.size
+    other = replace(other, nearest=Components(array(bits), count, size // channels, channels, channels, size))
+    assert all(array.pointer != other.made.pointer for array in other.reads)
+    run(plain)
+    run(other)
+    for one, same in zip(results(plain), results(other), strict=True):
+        assert one.tobytes() == same.tobytes()
+
+
+def test_other_derivatives_are_not_taken_from_components(device, library, rng):
+    case = Case(rng, *CASES[1], "tanh")
+    work = case.work(device.array, 1)
+    with pytest.raises(ValueError, match="f' of tanh is not taken from bf16"):
+        replace(work, nearest=work.components).on_device(Kernels(library, "float32"))
 
 
 @pytest.mark.sanitizer

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nn.launch.gemm import gemm
-from nn.launch.gemm.components import ComponentPool, Components, Split, reads_tf32
+from nn.launch.gemm.components import Components, Split, reads_tf32
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import (
@@ -393,16 +393,6 @@ def test_components_of_another_matrix(cores, device):
 def test_math_is_the_number_of_components(library):
     accuracies = "float32", "tf32", "bf16"
     assert [Kernels(library, np.float32, math=math).components for math in accuracies] == [3, 2, 1]
-
-
-def test_lists_share_components_and_within_a_list_they_are_apart(driver):
-    pool = ComponentPool(driver)
-    first, second = pool.for_a_list(), pool.for_a_list()
-    a, b, c = first(1, 5, 70), first(1, 5, 70), first(3, 5, 70)
-    assert len({a.array.pointer, b.array.pointer, c.array.pointer}) == 3
-    assert second(1, 5, 70) is a and second(3, 5, 70) is c and second(1, 5, 70) is b
-    for components in (a, b, c):
-        driver.free(components.array.pointer)
 
 
 def test_components_too_far_apart_are_an_error_for_the_user(driver):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from nn.autotune.probe.context import Convolved, Extent, ProbeContext
 from nn.autotune.probe.lender import Lender
 from nn.autotune.rates import CONVOLUTIONS, Convolutions
 from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
-from nn.launch.gemm.components import ComponentPool
+from nn.launch.gemm.components import Components
 from nn.launch.work import Work
 from nn.model.window import SAME, Window
 from nn.program.fuse import fuse
@@ -38,12 +39,13 @@ def convolution_times(setting: ProbeContext, extent: Extent) -> Convolutions:
     with closing(Lender(setting.driver)) as lender:
         arrays = _Arrays(cast(Driver, lender), sizes, setting.task.dtype)
         for samples, channels in np.ndindex(len(sizes.samples), len(sizes.channels)):
-            # Free this size's workspaces before the next size allocates its own.
-            with closing(Lender(setting.driver)) as beside:
-                driver = cast(Driver, beside)
-                kernels, pool = kernels_on(driver, setting.task), ComponentPool(driver)
-                for work in arrays.works(sizes.samples[samples], sizes.channels[channels]):
-                    items = fuse([Operation(work.kind, FORWARD, work)], kernels, pool)
+            for work in arrays.works(sizes.samples[samples], sizes.channels[channels]):
+                # Free this work's components and workspaces before the next one allocates its own.
+                with closing(Lender(setting.driver)) as beside:
+                    driver = cast(Driver, beside)
+                    kernels = kernels_on(driver, setting.task)
+                    operation = Operation(work.kind, FORWARD, work)
+                    items = fuse([operation], kernels, partial(Components.empty, driver))
                     *before, last = bound_all(items, kernels)
                     seconds.append(clock.seconds(last, before))
     shape = len(sizes.samples), len(sizes.channels), len(CONVOLUTIONS), len(sizes.filters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from nn.autotune.probe.clock import Clock, medians
 from nn.autotune.probe.context import Extent, ProbeContext
 from nn.autotune.probe.lender import Lender
 from nn.autotune.rates import LAYOUTS, Products
-from nn.launch.gemm.components import ComponentPool
+from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import Product
 from nn.program import operations
 from nn.program.fuse import fuse
@@ -34,15 +35,16 @@ def product_times(setting: ProbeContext, extent: Extent) -> Products:
         # Of zeros a GPU makes more: they cost less power.
         numbers = np.random.default_rng(0).standard_normal(most).astype(setting.task.dtype)
         flat = [DeviceArray.from_host(driver, numbers) for _ in range(3)]
-        pool = ComponentPool(driver)
         for layout in LAYOUTS:
             transposed = layout[0] == "t", layout[1] == "t"
             for M, N, K in np.ndindex(*[len(sizes)] * 3):
                 shape = sizes[M], sizes[N], sizes[K]
                 operation = _product(flat, shape, transposed)
-                # Operands are split first: a product of components that are zeros costs less.
-                *before, work = bound_all(fuse([operation], kernels, pool), kernels)
-                seconds.append(clock.seconds(work, before))
+                with closing(Lender(setting.driver)) as beside:
+                    take_components = partial(Components.empty, cast(Driver, beside))
+                    # Operands are split first: a product of components that are zeros costs less.
+                    *before, work = bound_all(fuse([operation], kernels, take_components), kernels)
+                    seconds.append(clock.seconds(work, before))
     us = 1e6 * np.reshape(medians(setting.job, seconds), (len(LAYOUTS), *[len(sizes)] * 3))
     return Products(list(sizes), {name: times.tolist() for name, times in zip(LAYOUTS, us, strict=True)})
 

@@ -24,7 +24,7 @@ from nn.launch.conv.implicit import bind_implicit
 from nn.launch.conv.implicit_mma import bind_implicit_mma
 from nn.launch.conv.narrow import bind_narrow
 from nn.launch.conv.shared import bind_shared
-from nn.launch.conv.winograd import bind_small_winograd, bind_winograd
+from nn.launch.conv.winograd import OUTS, bind_small_winograd, bind_winograd, winograd_workspace
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -46,3 +46,13 @@ _BIND = {
 def convolve(kernels: Kernels, work: ConvolutionWork) -> Launch:
     """Bind the version of the convolution that its sizes and the device ask for."""
     return _BIND[kernels.choose(work)](kernels, work)
+
+
+def workspace_of(kernels: Kernels, work: ConvolutionWork) -> int:
+    """Count the bytes of the matrix of windows, or of transformed tiles, where there are any."""
+    version = kernels.choose(work)
+    if version == "im2col":
+        return work.matrix_size * work.images.dtype.itemsize
+    if version in ("winograd", "winograd_2x2"):
+        return winograd_workspace(kernels, work, OUTS if version == "winograd" else [2])
+    return 0

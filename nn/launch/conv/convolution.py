@@ -98,6 +98,11 @@ class ConvolutionWork(Work):
         require_shape("convolution", outputs, outputs=self.outputs)
         require_shape("convolution", (self.filter_count, window.pixels), filters=self.filters)
 
+    def workspace(self, kernels: Kernels) -> int:
+        from nn.launch.conv import workspace_of
+
+        return workspace_of(kernels, self)
+
     def on_device(self, kernels: Kernels) -> Launch:
         from nn.launch.conv import convolve
 

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 
 def bind_im2col(kernels: Kernels, work: ConvolutionWork) -> Launch:
-    """Bind the launches for all samples; the matrix of windows is for one slice of them.
-
-    All such work of ``kernels`` makes its matrix in the same memory.
-    """
+    """Bind the launches for all samples; the matrix of windows is for one slice of them."""
     window = work.window
-    kernels.reserve([work])
+    matrix = kernels.workspace((work.matrix_size,), work.images.dtype)
     launches: list[Launch] = []
     for start, stop in work.slices:
         images, outputs = work.of_samples(start, stop)
-        P = kernels.windows(outputs.shape[0], window.pixels)
+        count = outputs.shape[0]
+        P = matrix.rows(0, count * window.pixels).reshape(count, window.pixels)
         arguments = window_arguments(stop - start, window)
         if isinstance(work, InputGradient):
             launches.append(gemm(kernels, Product(P, outputs, work.filters)))

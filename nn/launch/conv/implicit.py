@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ from nn.launch.conv.implicit_times import FILTERS, FORWARD, predicted
 from nn.launch.conv.with_components import component_arguments
 from nn.launch.gemm.components import TILE_BYTES, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue
-from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, products
+from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, meeting_size, products
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver
 from pyrt.kernels import Launch, blocks, in_order
 
 if TYPE_CHECKING:
@@ -174,6 +176,20 @@ class ImplicitConvolution(Work):
     def _of_filters(self) -> bool:
         return isinstance(self.work, FilterGradient)
 
+    def workspace(self, kernels: Kernels) -> int:
+        tiling = self._tiling(kernels.driver)
+        return 4 * meeting_size(tiling, math.prod(self._tiles(tiling)))
+
+    def _tiling(self, driver: Driver) -> Tiling:
+        return self.tiling or choose(self, driver.multiprocessors, driver.shared_memory)
+
+    def _tiles(self, tiling: Tiling) -> tuple[int, int]:
+        """Count the tiles of the result, down and across; dW has those of each place by itself."""
+        (M, N), gathering = self.result.shape, Gathering.of(gathered(self.work)[0])
+        if self._of_filters:
+            return blocks(M, tiling.rows), gathering.places * blocks(gathering.width, tiling.columns)
+        return blocks(M, tiling.rows), blocks(N, tiling.columns)
+
     def on_device(self, kernels: Kernels) -> Launch:
         return self.bind(kernels)
 
@@ -184,16 +200,14 @@ class ImplicitConvolution(Work):
         """
         window, _ = gathered(self.work)
         driver, gathering = kernels.driver, Gathering.of(window)
-        tiling = self.tiling or choose(self, driver.multiprocessors, driver.shared_memory)
-        result, samples = self.result, self.work.samples
-        (M, N), across = result.shape, blocks(gathering.width, tiling.columns)
+        result, samples, tiling = self.result, self.work.samples, self._tiling(driver)
+        (M, N), grid = result.shape, (*self._tiles(tiling), tiling.parts)
         if self._of_filters:
             pixels, matrix = _LINE, self.matrix.tensor_map(True, tiling.rows)
-            depth, grid_y = blocks(samples * window.places, _LINE), gathering.places * across
+            depth = blocks(samples * window.places, _LINE)
         else:
             pixels, matrix = tiling.rows, gathering.filter_map(self.matrix, tiling.columns)
-            depth, grid_y = gathering.places * gathering.chunks, blocks(N, tiling.columns)
-        grid = blocks(M, tiling.rows), grid_y, tiling.parts
+            depth = gathering.places * gathering.chunks
         kernel = kernels.library.kernel(
             "conv/implicit", f"convolve_{tiling.rows}x{tiling.columns}", **self._constants()
         )
@@ -205,7 +219,7 @@ class ImplicitConvolution(Work):
             *(gathering.map(self.images, samples, pixels), matrix),
             *(samples, window.out_height, window.out_width, window.stride, window.top, window.left),
             *(gathering.columns, gathering.width, tiling.stages),
-            *meeting_places(driver, tiling, grid[0] * grid[1]),
+            *meeting_places(kernels, tiling, grid[0] * grid[1]),
             int(self.starts_early),
             *(
                 epilogue.alpha,

@@ -33,15 +33,22 @@ class OutputGradient(Work):
     """dZ (pixels, filters) from the gradient of what follows, with db; as components where there are any.
 
     ``pooling`` and ``activation`` are what the gradient goes through, ``sums`` what adds up its columns. With
-    ``components``, packed, dZ itself is not written.
+    ``components``, packed, dZ itself is not written. With ``nearest``, packed components of what f' is taken
+    from, that itself is not read, but by NumPy: see `takes_nearest`.
     """
 
     pooling: PoolGradient | None
     activation: ActivationBackward
     sums: ColumnSums
     components: Components | None
+    nearest: Components | None = None
 
     kind = "output gradient"
+
+    @property
+    def made(self) -> DeviceArray:
+        """What f' is taken from: A or, behind a pool, what that made of it."""
+        return self.activation.A if self.pooling is None else self.pooling.made
 
     @property
     def _parts(self) -> Sequence[Work]:
@@ -49,9 +56,8 @@ class OutputGradient(Work):
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:
-        if self.pooling is None:
-            return self.activation.reads
-        return *self.pooling.reads, self.pooling.made
+        made = self.made if self.nearest is None else self.nearest.numbers
+        return made, *((self.activation.dA,) if self.pooling is None else self.pooling.reads)
 
     @property
     def writes(self) -> tuple[DeviceArray, ...]:
@@ -73,15 +79,27 @@ class OutputGradient(Work):
         name = "through_activation" if self.pooling is None else "through_pooling"
         kernel = kernels.kernel("conv/output_gradient", name, ACTIVATION=self.activation.activation)
         outputs = dZ if parts is None else None, *component_arguments(parts, dZ)
+        made = (self.made, None) if self.nearest is None else (None, self._nearest)
         inputs: tuple[int | DeviceArray | None, ...]
         if self.pooling is None:
-            inputs = (rows, channels, self.activation.A, self.activation.dA)
+            inputs = (rows, channels, *made, self.activation.dA)
         else:
             pooling = self.pooling
             sizes = window_arguments(pooling.images.shape[0], pooling.window)
-            inputs = (*sizes, pooling.places, pooling.made, pooling.outputs)
+            inputs = (*sizes, pooling.places, *made, pooling.outputs)
         done = DeviceArray.from_host(kernels.driver, np.zeros(grid[1], np.int32))
         return kernel.bind(grid, block, *inputs, *outputs, partials, self.sums.sums, done)
+
+    @property
+    def _nearest(self) -> DeviceArray:
+        """The first component of what f' is taken from."""
+        channels, nearest = self.sums.X.shape[1], self.nearest
+        assert nearest is not None
+        pixels = self.made.reshape(self.made.size // channels, channels)
+        array, _, _ = component_arguments(nearest, pixels)
+        if array is None or not takes_nearest(self.activation.activation):
+            raise ValueError(f"output gradient: f' of {self.activation.activation} is not taken from bf16")
+        return array
 
     def in_numpy(self) -> Compute:
         calls, parts = [part.in_numpy() for part in self._parts], self.components
@@ -96,6 +114,11 @@ class OutputGradient(Work):
                 )
 
         return compute
+
+
+def takes_nearest(activation: str) -> bool:
+    """Return whether f' is the same where f is rounded to bf16."""
+    return activation in ("identity", "relu")
 
 
 def output_gradient_shape(rows: int, channels: int, driver: Driver) -> tuple[Grid, Block]:

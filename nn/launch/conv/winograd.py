@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from nn.launch.conv.convolution import (
     Convolution,
     ConvolutionWork,
@@ -21,7 +24,7 @@ from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.shapes import line_shape
 from nn.model.window import Window
-from pyrt.arrays import DeviceArray
+from pyrt.arrays import DeviceArray, Empty, aligned
 from pyrt.kernels import Argument, Kernel, Launch, blocks, in_order
 
 if TYPE_CHECKING:
@@ -120,17 +123,33 @@ class _Binder:
         most = FILTER_SLICE_BYTES if isinstance(self._work, FilterGradient) else SLICE_BYTES
         return sample_slices(self._work.samples, self._tiles.each * self._tiles.places * row, most)
 
-    def numbers(self, rows: int, columns: int) -> DeviceArray:
+    def numbers(self, empty: Empty, rows: int, columns: int) -> DeviceArray:
         """Make room for numbers: a matrix for each place, one below the other."""
-        shape = self._tiles.places * rows, columns
-        return DeviceArray.empty(self._kernels.driver, shape, self._work.images.dtype)
+        return empty((self._tiles.places * rows, columns), self._work.images.dtype)
 
-    def operand(self, rows: int, columns: int) -> Operand:
+    def operand(self, empty: Empty, rows: int, columns: int) -> Operand:
         """Make room for an operand."""
         if not self._in_components:
-            return self.numbers(rows, columns)
-        driver, count, places = self._kernels.driver, self._kernels.components, self._tiles.places
-        return Batch(places, Components.empty(driver, count, places * rows, columns))
+            return self.numbers(empty, rows, columns)
+        count, places = self._kernels.components, self._tiles.places
+        return Batch(places, Components.within(empty, count, places * rows, columns))
+
+    def rooms(self, empty: Empty) -> tuple[Operand, Operand, DeviceArray]:
+        """Make room for both operands, and the results, of the products of the largest slice."""
+        channels, filters = self._work.window.channels, self._work.filter_count
+        if isinstance(self._work, FilterGradient):
+            most = self._most(self.slices(channels + filters, 0))
+            operands = self.operand(empty, most, filters), self.operand(empty, most, channels)
+            return *operands, self.numbers(empty, filters, channels)
+        if isinstance(self._work, InputGradient):
+            channels, filters = filters, channels
+        most = self._most(self.slices(channels, filters))
+        operands = self.operand(empty, filters, channels), self.operand(empty, most, channels)
+        return *operands, self.numbers(empty, most, filters)
+
+    def _most(self, slices: Sequence[tuple[int, int]]) -> int:
+        """Count the tiles of the largest slice."""
+        return self._tiles.each * max(stop - start for start, stop in slices)
 
     def of_samples(self, operand: Operand, samples: int) -> Operand:
         """Return the same memory for the tiles of so many samples."""
@@ -178,8 +197,22 @@ def bind_winograd(kernels: Kernels, work: ConvolutionWork, tiles: Tiles | None =
     tiles = tiles or Tiles.of(work)
     binder = _Binder(kernels, work, tiles)
     if isinstance(work, FilterGradient):
-        return in_order(_to_filters(binder, work, tiles))
-    return in_order(_to_images(binder, work, tiles))
+        return in_order(_to_filters(binder, work, tiles, kernels.workspace))
+    return in_order(_to_images(binder, work, tiles, kernels.workspace))
+
+
+def winograd_workspace(kernels: Kernels, work: ConvolutionWork, outs: Sequence[int]) -> int:
+    """Count the bytes of transformed tiles, as `bind_winograd` takes them for tiles of one of these sides."""
+    taken = 0
+
+    def count(shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        nonlocal taken
+        array = DeviceArray(kernels.driver, 0, shape, np.dtype(dtype), shape[-1])
+        taken += aligned(array.nbytes)
+        return array
+
+    _Binder(kernels, work, Tiles.of(work, outs)).rooms(count)
+    return taken
 
 
 def bind_small_winograd(kernels: Kernels, work: ConvolutionWork) -> Launch:
@@ -187,7 +220,7 @@ def bind_small_winograd(kernels: Kernels, work: ConvolutionWork) -> Launch:
     return bind_winograd(kernels, work, Tiles.of(work, [2]))
 
 
-def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles) -> list[Launch]:
+def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles, empty: Empty) -> list[Launch]:
     """Bind it forward or to the input: a convolution of the outputs' gradient, with filters turned around."""
     turned = isinstance(work, InputGradient)
     channels, results = work.window.channels, work.filter_count
@@ -195,8 +228,7 @@ def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles) -> list[Lau
     if turned:
         channels, results, source, result = results, channels, result, source
     slices = binder.slices(channels, results)
-    most = tiles.each * max(stop - start for start, stop in slices)
-    U, V, M = binder.operand(results, channels), binder.operand(most, channels), binder.numbers(most, results)
+    U, V, M = binder.rooms(empty)
     inputs = work.filter_count, work.window.channels, work.filters, int(turned)
     shape = line_shape(results * channels)
     launches = [binder.kernel("filters").bind(*shape, *inputs, *binder.written(U))]
@@ -211,13 +243,12 @@ def _to_images(binder: _Binder, work: ConvolutionWork, tiles: Tiles) -> list[Lau
     return launches
 
 
-def _to_filters(binder: _Binder, work: FilterGradient, tiles: Tiles) -> list[Launch]:
+def _to_filters(binder: _Binder, work: FilterGradient, tiles: Tiles, empty: Empty) -> list[Launch]:
     """Bind the gradient of the filters: the products of all tiles are added up before the last transform."""
     channels, filters = work.window.channels, work.filter_count
     slices = binder.slices(channels + filters, 0)
-    most = tiles.each * max(stop - start for start, stop in slices)
-    S, V = binder.operand(most, filters), binder.operand(most, channels)
-    dU, launches = binder.numbers(filters, channels), []
+    S, V, dU = binder.rooms(empty)
+    launches = []
     for start, stop in slices:
         count, images, outputs = stop - start, work.images.rows(start, stop), work.outputs.rows(start, stop)
         s, v = binder.of_samples(S, count), binder.of_samples(V, count)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class WithComponents(Work):
     """What ``maker`` does and, in the same launch, ``split`` of images that it makes.
 
-    ``launch`` binds the maker's kernel with the components.
+    ``launch`` binds the maker's kernel for `Kernels`, with ``components``; its arrays are found if it is a
+    ``partial``.
     """
 
     maker: Work
     split: Split
-    launch: Callable[[Kernels, Components], Launch]
+    launch: Callable[..., Launch]
     kind: str = ""
 
     @property
@@ -52,9 +53,12 @@ class WithComponents(Work):
     def convolution(self) -> ConvolutionWork | None:
         return self.maker.convolution
 
+    def workspace(self, kernels: Kernels) -> int:
+        return self.maker.workspace(kernels)
+
     def on_device(self, kernels: Kernels) -> Launch:
         (components,) = self.split.results
-        return self.launch(kernels, components)
+        return self.launch(kernels, components=components)
 
     def in_numpy(self) -> Compute:
         make, split = self.maker.in_numpy(), self.split.in_numpy()

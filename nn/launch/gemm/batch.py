@@ -88,7 +88,7 @@ def bind_batch(
         A.map(transposed, tiling.rows),
         B.map(transposed, tiling.columns),
         tiling.stages,
-        *meeting_places(driver, tiling, grid[0] * grid[1]),
+        *meeting_places(kernels, tiling, grid[0] * grid[1]),
         *(beta, D, D.ld),
         shared=tiling.stages * tiling.stage_bytes(a.count, b.count),
     )

@@ -5,9 +5,9 @@ Three components hold all 24 bits of a float32, two hold 16, one holds 8.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from nn.launch.shapes import MAX_GRID_Y
 from nn.launch.work import Compute, Work
 from nn.model.network import LARGEST
-from pyrt.arrays import DeviceArray
+from pyrt.arrays import DeviceArray, Empty
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import Argument, Launch, blocks
@@ -59,6 +59,23 @@ class Components:
 
         Rows are padded to whole lines, but where they are ``packed``: these are images.
         """
+        made = cls.within(partial(DeviceArray.empty, driver), count, rows, columns, packed=packed)
+        stream = driver.create_stream()
+        driver.fill(made.array.pointer, 0, made.array.nbytes, stream)
+        driver.synchronize_stream(stream)
+        return made
+
+    @classmethod
+    def within(
+        cls,
+        empty: Empty,
+        count: int,
+        rows: int,
+        columns: int,
+        *,
+        packed: bool = False,
+    ) -> Components:
+        """As `empty`, in an array that ``empty`` makes; what pads the rows is unspecified, as it may be."""
         ld = columns if packed else -(-max(columns, 1) // _LINE) * _LINE
         if max(rows, 1) * ld > LARGEST:
             raise UserError(
@@ -66,10 +83,7 @@ class Components:
                 "smaller --batch or --hidden, or more ranks"
             )
         # A transposed tile of a view of some columns reads whole lines, past the end of the last row.
-        array = DeviceArray.empty(driver, (count * max(rows, 1) * ld + _LINE,), np.uint16)
-        stream = driver.create_stream()
-        driver.fill(array.pointer, 0, array.nbytes, stream)
-        driver.synchronize_stream(stream)
+        array = empty((count * max(rows, 1) * ld + _LINE,), np.uint16)
         return cls(array, count, rows, columns, ld, max(rows, 1) * ld)
 
     @classmethod
@@ -210,25 +224,3 @@ class TakeComponents(Protocol):
     """Makes room for components."""
 
     def __call__(self, count: int, rows: int, columns: int, *, packed: bool = False) -> Components: ...
-
-
-class ComponentPool:
-    """Components for several lists of operations that run one after another, and so in the same memory."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._made: dict[tuple[int, int, int, bool], list[Components]] = {}
-
-    def for_a_list(self) -> TakeComponents:
-        """Return a function that makes room for components as `Components.empty`, new at each call."""
-        taken: Counter[tuple[int, int, int, bool]] = Counter()
-
-        def take(count: int, rows: int, columns: int, *, packed: bool = False) -> Components:
-            shape = count, rows, columns, packed
-            made = self._made.setdefault(shape, [])
-            if taken[shape] == len(made):
-                made.append(Components.empty(self._driver, count, rows, columns, packed=packed))
-            taken[shape] += 1
-            return made[taken[shape] - 1]
-
-        return take

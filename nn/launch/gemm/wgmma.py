@@ -155,10 +155,7 @@ class ComponentProduct(Work):
     def on_device(self, kernels: Kernels) -> Launch:
         M, N, K = self._sizes()
         self.epilogue.require_fits(self.product)
-        driver, A, B, D = kernels.driver, self.A, self.B, self.product.D
-        width = K * A.array.dtype.itemsize // 2
-        limits = driver.multiprocessors, driver.shared_memory
-        tiling = self.tiling or choose_tiling(M, N, width, A.count, B.count, *limits)
+        A, B, D, tiling = self.A, self.B, self.product.D, self._tiling(kernels.driver)
         grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
         file, constants = tensor_product(self)
         C, alpha, beta = self.epilogue.C or D, self.epilogue.alpha, self.epilogue.beta
@@ -169,11 +166,20 @@ class ComponentProduct(Work):
             A.tensor_map(self.product.transpose_a, tiling.rows),
             B.tensor_map(not self.product.transpose_b, tiling.columns),
             tiling.stages,
-            *meeting_places(driver, tiling, grid[0] * grid[1]),
+            *meeting_places(kernels, tiling, grid[0] * grid[1]),
             int(self.starts_early),
             *(alpha, beta, C, C.ld, self.epilogue.bias, D, D.ld),
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
         )
+
+    def workspace(self, kernels: Kernels) -> int:
+        (M, N, _), tiling = self._sizes(), self._tiling(kernels.driver)
+        return 4 * meeting_size(tiling, blocks(M, tiling.rows) * blocks(N, tiling.columns))
+
+    def _tiling(self, driver: Driver) -> Tiling:
+        (M, N, K), limits = self._sizes(), (driver.multiprocessors, driver.shared_memory)
+        width = K * self.A.array.dtype.itemsize // 2
+        return self.tiling or choose_tiling(M, N, width, self.A.count, self.B.count, *limits)
 
     def _sizes(self) -> tuple[int, int, int]:
         """M, N and K. Raises ValueError where the components are not those of the operands."""
@@ -199,17 +205,21 @@ class ComponentProduct(Work):
 
 
 def meeting_places(
-    driver: Driver, tiling: Tiling, tiles: int
+    kernels: Kernels, tiling: Tiling, tiles: int
 ) -> tuple[DeviceArray | None, DeviceArray | None]:
     """Make room where blocks of parts of K meet: sums of all parts but the last, a counter for each warp."""
     if tiling.parts == 1:
         return None, None
-    sums = (tiling.parts - 1) * tiles * tiling.rows * tiling.columns
     warps = tiles * tiling.rows // 16
     return (
-        DeviceArray.empty(driver, (sums,), np.float32),
-        DeviceArray.from_host(driver, np.zeros(warps, np.int32)),
+        kernels.workspace((meeting_size(tiling, tiles),), np.float32),
+        DeviceArray.from_host(kernels.driver, np.zeros(warps, np.int32)),
     )
+
+
+def meeting_size(tiling: Tiling, tiles: int) -> int:
+    """Count the sums that blocks of so many tiles leave for each other."""
+    return (tiling.parts - 1) * tiles * tiling.rows * tiling.columns
 
 
 def tensor_product(work: ComponentProduct) -> tuple[str, Constants]:

@@ -283,8 +283,9 @@ def test_what_is_fused_can_be_bound(activation):
     for rows, hidden, classes in itertools.product([1, 100, 60_000], [1, 70, 512], [1, 10, 11, 32]):
         work = end(kernels, rows, hidden, classes, activation)
         assert kernels.choose(work) == FUSED
-        first, second = work.bind(kernels, work.workspace())
-        assert (first.kernels, second.kernels) == (("fused_classifier",), ("sum_partials",))
+        partials = work.workspace()
+        assert work.bind_gradient(kernels, partials).kernels == ("fused_classifier",)
+        assert work.bind_sums(kernels, partials).kernels == ("sum_partials",)
 
 
 def test_an_end_of_shapes_that_do_not_fit_is_no_choice():

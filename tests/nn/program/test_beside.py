@@ -16,6 +16,7 @@ from nn.program import rank_model
 from nn.program.beside import place_beside
 from nn.program.operations import BACKWARD, FORWARD, Operation
 from nn.program.rewrite import overlap
+from nn.program.step_memory import Placed, StepMemory
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
@@ -56,29 +57,35 @@ def test_a_convolution_of_few_channels_never_runs_beside_others():
     assert all(item.work.convolution.window.channels > 3 for item in beside)
 
 
-def test_what_shares_a_room_runs_alone():
-    operations = operations_of(step_of("mnist-conv", conv="im2col").items)
-    assert all(item.work.convolution is None for item in operations if item.beside)
-
-
-@pytest.mark.parametrize("exchange", ["host", "device"])
-def test_nothing_runs_beside_where_gradients_leave_one_by_one(exchange):
+@pytest.mark.parametrize("exchange", ["host", "device", "blocking", "hierarchical"])
+def test_nothing_runs_beside_where_the_host_divides_a_step(exchange):
+    """Or gradients leave one by one."""
     assert not any(item.beside for item in operations_of(step_of("lenet5", ranks=2, exchange=exchange).items))
 
 
-@pytest.mark.parametrize("exchange", ["blocking", "peer"])
-def test_something_runs_beside_where_they_leave_at_the_end(exchange):
-    items = step_of("lenet5", ranks=2, exchange=exchange).items
+def test_something_runs_beside_where_kernels_sum_at_the_end():
+    items = step_of("lenet5", ranks=2, exchange="peer").items
     assert any(item.beside for item in operations_of(items))
 
 
 NETS = [*(net for net in IMAGES if net != "alexnet"), "conv3x3x8,relu,dense16,tanh,dense12,dense10"]
 
 
+@pytest.fixture
+def without_places(monkeypatch):
+    """Arrays stay at addresses of their own."""
+    monkeypatch.setattr(StepMemory, "place", lambda memory, items, results: Placed(list(items), []))
+
+
+def key(operation):
+    """What an operation is known by in two lists of the same step: addresses are the same."""
+    return operation.name, tuple(array.pointer for array in operation.writes)
+
+
 @pytest.mark.parametrize("math", ["float32", "bf16"])
 @pytest.mark.parametrize("net", NETS)
-def test_order_is_kept(monkeypatch, net, math):
-    """Whatever touches what an operation writes stays behind or before it, and waits for it where it must."""
+def test_order_is_kept(monkeypatch, without_places, net, math):
+    """Whatever touches what an operation writes stays behind or before it."""
     operations = operations_of(step_of(net, math, batch=16).items)
     monkeypatch.setattr(rank_model, "place_beside", lambda items, gradients, kernels: items)
     before = {
@@ -87,19 +94,26 @@ def test_order_is_kept(monkeypatch, net, math):
     assert len(before) == len(operations)
     for one, other in itertools.combinations(operations, 2):
         assert before[key(one)] < before[key(other)] or not conflict(one, other)
-    pending = []
-    for previous, item in itertools.pairwise(operations):
-        pending += [previous] if previous.beside else []
+
+
+@pytest.mark.parametrize("math", ["float32", "bf16"])
+@pytest.mark.parametrize("net", NETS)
+def test_nothing_touches_what_may_still_run(net, math):
+    """Where arrays share memory, too; and what is behind another stream's kernel does not start early."""
+    pending, previous = [], None
+    operations = operations_of(step_of(net, math, batch=16).items)
+    assert any(item.waits_for_beside for item in operations)
+    for item in operations:
         pending = [] if item.waits_for_beside else pending
-        assert item.beside or not any(conflict(item, other) for other in pending)
-        if item.beside or previous.beside:
+        if item.beside:
+            pending.append(item)
+        else:
+            assert not any(conflict(item, other) for other in pending), item.name
+            assert not any(item.layer < other.layer for other in pending), item.name
+        if item.beside or (previous is not None and previous.beside):
             assert not item.starts_early
             assert not getattr(item.work, "starts_early", False)
-
-
-def key(operation):
-    """What an operation is known by in two lists of the same step: addresses are the same."""
-    return operation.name, tuple(array.pointer for array in operation.writes)
+        previous = item
 
 
 class List:

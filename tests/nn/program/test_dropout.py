@@ -1,11 +1,12 @@
 """nn/program/dropout.py: a step with dropout, as it is listed and as it is fused for tensor cores."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
 
-from nn.launch.gemm.components import ComponentPool
+from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.model import reference
 from nn.model.net_text import make_network
@@ -61,7 +62,7 @@ def test_a_step_computes_the_gradients_of_the_reference_however_it_is_fused(gemm
     items = step.items()
     if gemm is not None:
         kernels = Kernels(KernelLibrary(GPU), np.float32, gemm)
-        items = fuse(items, kernels, ComponentPool(CpuDriver()))
+        items = fuse(items, kernels, partial(Components.empty, CpuDriver()))
         assert "bias and activation 1" not in names(items) and "dropout 1" in names(items)
     found = step.run(items)
     assert step.count.to_host()[0] == 3

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from nn.input.source import Ready
-from nn.launch.gemm.components import ComponentPool, Components
+from nn.launch.gemm.components import Components
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import ComponentProduct
@@ -43,7 +45,7 @@ def stream(driver):
 def fuse(items, kernels):
     """With components of its own."""
     driver = kernels.driver if kernels is not None else None
-    return rewriting.fuse(items, kernels, ComponentPool(driver))
+    return rewriting.fuse(items, kernels, partial(Components.empty, driver))
 
 
 def gemm(name, part, *arrays, **transposed):
@@ -187,7 +189,7 @@ def test_products_start_beside_what_they_do_not_read(driver, kernels, rng, monke
         (end.items(), [], end.dW1, False),  # behind the split of X
         (end.items(), X_components, end.dW1, True),  # behind the sums of the blocks
     ):
-        for item in rewriting.fuse(items, kernels, ComponentPool(driver), known):
+        for item in rewriting.fuse(items, kernels, partial(Components.empty, driver), known):
             if isinstance(item, Operation):
                 item.on_device(kernels)
                 if isinstance(item.work, ComponentProduct):
@@ -235,7 +237,7 @@ def test_numpy_does_what_the_fused_operations_say(kernels):
         for how in (None, kernels):
             driver = CpuDriver()
             there = made(driver, np.random.default_rng(4))
-            for item in rewriting.fuse(there.items(), how, ComponentPool(driver)):
+            for item in rewriting.fuse(there.items(), how, partial(Components.empty, driver)):
                 if isinstance(item, Operation):
                     item.in_numpy()()
             results.append(there.results())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from nn.launch.conv.convolution import Convolution
-from nn.launch.gemm.components import ComponentPool
+from nn.launch.gemm.components import Components
 from nn.launch.gemm.versions import runs_gemm
 from nn.launch.kernels import Kernels
 from nn.model.network import Network
@@ -76,7 +78,7 @@ class Step(Arrays):
 
 
 def fused(items, kernels):
-    return fuse(items, kernels, ComponentPool(kernels.driver))
+    return fuse(items, kernels, partial(Components.empty, kernels.driver))
 
 
 def assert_same_numbers(results):
@@ -148,7 +150,7 @@ def test_numpy_does_what_the_fused_operations_say(kernels):
     results = []
     for how in (None, kernels):
         step = Step(CpuDriver())
-        for item in fuse(step.backward(), how, ComponentPool(CpuDriver())):
+        for item in fuse(step.backward(), how, partial(Components.empty, CpuDriver())):
             if not isinstance(item, BucketReady):
                 item.in_numpy()()
         results.append(step.results())
@@ -217,7 +219,7 @@ def test_a_bucket_leaves_when_all_of_its_gradients_are_there(kernels, monkeypatc
     model.fill_slot(0, 40)
     gradients = model.gradients.flat.host_view()
     gradients[:] = np.nan
-    items = fuse(model.items(40, 40), kernels, ComponentPool(model.driver))
+    items = fuse(model.items(40, 40), kernels, partial(Components.empty, model.driver))
     assert not any(name.startswith("bias gradient") for name in names(items))
     left = {}
     for item in items:

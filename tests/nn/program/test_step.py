@@ -1,5 +1,7 @@
 """nn/program/step.py: the list of operations against the reference; what it costs and in which order."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from nn.program.activations import Activations
 from nn.program.operations import BucketReady, Operation
 from nn.program.passes import Pass
 from nn.program.step import EmptyStep, bind
-from pyrt.arrays import Arena, Layout
+from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.driver.cpu import CpuDriver
 from pyrt.phases import Phases
 from pyrt.redistribute.regions import share
@@ -38,7 +40,7 @@ class Model:
         self.parameters.set(self.host)
         self.gradients = Arena(driver, gradient_layout(self.shard, self.dtype))
         self.panels = panels(self.shard, self.gradients.layout)
-        self.activations = Activations(self.parameters, self.shard, rows)
+        self.activations = Activations(self.parameters, self.shard, rows, partial(DeviceArray.empty, driver))
         self.images = rng.integers(0, 256, (rows, network.sizes[0]), np.uint8)
         self.labels = rng.integers(0, network.classes, rows).astype(np.int32)
         copying = Phases(0.0).phase("copying")
