@@ -51,10 +51,18 @@ def test_gradients_of_parameters_run_beside_the_way_back():
 
 
 def test_a_convolution_of_few_channels_never_runs_beside_others():
-    operations = operations_of(step_of("vgg-small").items)
+    operations = operations_of(step_of("vgg-small", "tf32").items)
     beside = [item for item in operations if item.beside and item.work.convolution is not None]
     assert len(beside) == 5  # of six: the first layer's has three channels
     assert all(item.work.convolution.window.channels > 3 for item in beside)
+
+
+@pytest.mark.parametrize(("net", "conv"), [("mnist-conv", "im2col"), ("vgg16", "auto")])
+def test_what_makes_large_matrices_runs_alone(net, conv):
+    """Of vgg16 the gradients of 256 channels and more, by Winograd's tiles."""
+    operations = operations_of(step_of(net, conv=conv).items)
+    layers = {item.layer for item in operations if item.beside and item.work.convolution is not None}
+    assert layers == ({2, 3, 4, 5} if net == "vgg16" else set())
 
 
 @pytest.mark.parametrize("exchange", ["host", "device", "blocking", "hierarchical"])
