@@ -107,8 +107,8 @@ class StepMemory:
             for number in self._numbers(self._known(item)):
                 life = lifetimes.get(number, Lifetime(place, ends)).until(ends)
                 lifetimes[number] = life if self._shares else Lifetime(0, last)
-        for number in self._numbers(results):
-            lifetimes[number] = lifetimes[number].until(last)
+        for number in self._numbers(results):  # a rank without samples touches no logits
+            lifetimes[number] = lifetimes.get(number, Lifetime(last, last)).until(last)
         return dict(sorted(lifetimes.items()))
 
     def _reserve(self, nbytes: int) -> None:

@@ -202,6 +202,14 @@ class TestPlace:
         memory.place(items, [arrays[0]])
         assert driver.ledger.device.total() == 3 * arrays[0].nbytes
 
+    def test_results_that_no_item_touches_have_a_place(self, memory):
+        """As the logits of a rank without samples."""
+        _, items = self.chain(memory, 2)
+        nothing = memory.empty((4, 64), np.float32).rows(0, 0)
+        for mine in (items, []):
+            (result,) = memory.place(mine, [nothing]).results
+            assert result.shape == (0, 64) and result.pointer < NOWHERE
+
     def test_each_array_has_its_own_place_where_operations_are_repeated(self, driver):
         memory = StepMemory(driver, None, shares=False)
         arrays, items = self.chain(memory, 5)
