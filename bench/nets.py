@@ -74,7 +74,10 @@ def network_of(name: str) -> Network:
 
 
 def ours(name: str, batch: int, math: str) -> tuple[Times, int]:
-    """Train some epochs as train.py does; return the times of a step, and the bytes on the device."""
+    """Train some epochs as train.py does; return the times of a step, and the bytes on the device.
+
+    These are without the training set, in the place of which PyTorch's step has one batch.
+    """
     from nn.app.options import Options
     from train import train
 
@@ -95,7 +98,8 @@ def ours(name: str, batch: int, math: str) -> tuple[Times, int]:
         )
     )
     seconds = [epoch.seconds / steps for epoch in report.epochs[WARM_UP:]]
-    return Times.of(seconds), report.memory.device if report.memory is not None else 0
+    lines = report.memory.lines if report.memory is not None else []
+    return Times.of(seconds), sum(line.device for line in lines if line.name != "batches")
 
 
 def baseline(*words: str) -> Iterator[dict[str, Any]]:

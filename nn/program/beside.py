@@ -15,6 +15,9 @@ from nn.program.operations import BACKWARD, Item, Operation
 from nn.program.rewrite import overlap
 from pyrt.arrays import DeviceArray
 
+MOST_BYTES = 128 << 20
+"""Of what operations read that run beside those of layers below: it cannot be written over meanwhile."""
+
 
 def place_beside(items: Sequence[Item], gradients: DeviceArray, kernels: Kernels) -> list[Item]:
     """Mark the operations that run beside the others, and those that must wait for them to end.
@@ -45,9 +48,9 @@ def _first_place(operation: Operation, before: Sequence[Item]) -> int:
 
 
 def _ordered(items: Sequence[Item]) -> list[Item]:
-    """Let operations wait for the one before them, and for those beside them that are of layers above.
+    """Let operations wait for the one before them, and for those beside them whose arrays they touch.
 
-    So what these read need not stay long. And they wait for those whose arrays they touch.
+    They also wait for layers above where these keep much memory in use.
     """
     result: list[Item] = []
     pending: list[Operation] = []
@@ -59,10 +62,16 @@ def _ordered(items: Sequence[Item]) -> list[Item]:
             behind_beside = item.beside
             if item.beside:
                 pending.append(item)
-            elif any(item.layer < one.layer or _conflict(item, one) for one in pending):
+            elif _must_wait(item, pending):
                 item, pending = replace(item, waits_for_beside=True), []
         result.append(item)
     return result
+
+
+def _must_wait(item: Operation, pending: Sequence[Operation]) -> bool:
+    above = [one for one in pending if item.layer < one.layer]
+    read = {array.pointer: array.nbytes for one in above for array in one.reads}
+    return sum(read.values()) > MOST_BYTES or any(_conflict(item, one) for one in pending)
 
 
 def _may_run_beside(operation: Operation, gradients: DeviceArray, kernels: Kernels) -> bool:

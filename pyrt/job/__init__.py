@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
@@ -89,7 +89,8 @@ class Job:
         if self.cores < 1:
             time.sleep(NAP)  # ranks that only yield take half the cores from one with long work
         else:
-            os.sched_yield()
+            with suppress(InterruptedError):  # by a signal: its handler has run
+                os.sched_yield()
 
     @contextmanager
     def agree(self) -> Iterator[None]:
