@@ -82,7 +82,9 @@ class ListedStep:
         kernels: Kernels | None,
         rank: int = 0,
         exchange: str = "host",
+        counts_activations: bool = True,
     ) -> None:
+        """Without counting them the step is listed sooner; its ``memory`` has none then."""
         self.task, self.plan = task, plan
         self.shard = Shard(plan, task.network, rank)
         with driver.ledger.of("batches"):
@@ -91,7 +93,8 @@ class ListedStep:
         all_ranks, shard = (exchange if ranks > 1 else "local" for ranks in (plan.ranks, plan.groups))
         self._arrays = TrainingArrays(model, task.optimiser, (all_ranks, shard))
         self.panels = self._arrays.panels
-        self.items = self._arrays.step(source, task.batch)
+        listed = self._arrays.step if counts_activations else self._arrays.step_without_places
+        self.items = listed(source, task.batch)
         self.memory = _memory(driver)
 
     def _source(self, driver: Driver) -> Gathered:
@@ -136,8 +139,13 @@ def _memory(driver: Driver) -> Memory:
 
 
 def on_null(
-    task: Task, plan: Plan, device: DeviceProperties, rank: int = 0, exchange: str = "host"
+    task: Task,
+    plan: Plan,
+    device: DeviceProperties,
+    rank: int = 0,
+    exchange: str = "host",
+    counts_activations: bool = True,
 ) -> ListedStep:
     """Build the step on a null device of these properties, with this exchange where several ranks sum."""
     driver = NullDriver(device)
-    return ListedStep(task, plan, driver, kernels_on(driver, task), rank, exchange)
+    return ListedStep(task, plan, driver, kernels_on(driver, task), rank, exchange, counts_activations)

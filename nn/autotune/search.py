@@ -15,6 +15,7 @@ pass, sums are but near, and of the best of them each is looked at by itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -25,9 +26,9 @@ from nn.autotune.rates import Rates
 from nn.parallel.plan import SAMPLES, Plan
 from pyrt.errors import UserError
 
-_KEPT, _LOOKED_AT = 16, 4
+_KEPT, _TRIED, _LOOKED_AT = 16, 16, 4
 """Plans of a grid: of those that end alike after some layers the fastest that are kept; and those that are
-played through in the end."""
+played through in the end, until so many fit into memory."""
 
 Splits = tuple[str, ...]
 
@@ -37,6 +38,7 @@ class Parts(NamedTuple):
 
     seconds: float
     memory: float
+    """Bytes without activations: these share memory, and do not add up."""
 
     def plus(self, other: Parts, times: int = 1) -> Parts:
         return Parts(self.seconds + times * other.seconds, self.memory + times * other.memory)
@@ -52,13 +54,14 @@ class Search:
         """UserError where the rates do not reach so far."""
         rates.require_reach(ranks)
         self.task, self.ranks, self.rates = task, ranks, rates
-        self._costs: dict[Plan, Cost | None] = {}
+        self._costs: dict[tuple[Plan, bool], Cost | None] = {}
 
-    def cost(self, plan: Plan) -> Cost | None:
+    def cost(self, plan: Plan, counts_activations: bool = True) -> Cost | None:
         """None for a plan that does not fit the network, or kernels' indices."""
-        if plan not in self._costs:
-            self._costs[plan] = self._look(plan)
-        return self._costs[plan]
+        key = plan, counts_activations
+        if key not in self._costs:
+            self._costs[key] = self._look(*key)
+        return self._costs[key]
 
     @property
     def data(self) -> Plan:
@@ -76,23 +79,23 @@ class Search:
         except UserError:
             return None
 
-    def _look(self, plan: Plan) -> Cost | None:
+    def _look(self, plan: Plan, counts_activations: bool) -> Cost | None:
+        exchange = self.rates.exchange
         try:
             plan.require_fits(self.task.network, self.ranks)
-            step = on_null(self.task, plan, self.rates.device, exchange=self.rates.exchange)
+            step = on_null(self.task, plan, self.rates.device, 0, exchange, counts_activations)
             return Costing(step, self.rates).cost
         except UserError:
             return None
 
     def best(self) -> Plan:
         """Find the plan of least predicted time that fits a rank's memory. Raises UserError if none fits."""
-        plans = [plan for shards in self._shards() for plan in self._candidates(shards)]
-        costs = {plan: cost for plan in plans if (cost := self.cost(plan)) is not None and self.fits(cost)}
-        if not costs:
+        found = [found for shards in self._shards() for found in self._candidates(shards)]
+        if not found:
             raise UserError(
                 f"no plan for {self.ranks} rank(s) fits their memory: use more, or a smaller --batch"
             )
-        return min(costs, key=lambda plan: costs[plan].seconds)
+        return min(found, key=lambda one: one[0])[1]
 
     def fits(self, cost: Cost) -> bool:
         """Return whether a rank has the memory; True if its memory is unknown."""
@@ -106,12 +109,16 @@ class Search:
         widest = max(self.task.network.sizes)
         return (size for size in range(1, min(self.ranks, widest) + 1) if self.ranks % size == 0)
 
-    def _candidates(self, shards: int) -> list[Plan]:
-        """List the plans of one grid that may be best."""
+    def _candidates(self, shards: int) -> list[tuple[float, Plan]]:
+        """List the plans of one grid that fit and may be best, with their seconds."""
         if shards == 1:
-            return [self.data]
-        found = [plan for parts, plan in self.sums(shards) if self._has_room(parts.memory)]
-        return [plan for plan in found[:_LOOKED_AT] if set(plan.splits) != {SAMPLES}]
+            plans = [self.data]
+        else:
+            found = (plan for parts, plan in self.sums(shards) if self._has_room(parts.memory))
+            plans = [plan for plan in found if set(plan.splits) != {SAMPLES}][:_TRIED]
+        costs = ((self.cost(plan), plan) for plan in plans)
+        fitting = ((cost.seconds, plan) for cost, plan in costs if cost is not None and self.fits(cost))
+        return list(itertools.islice(fitting, _LOOKED_AT))
 
     def sums(self, shards: int) -> list[tuple[Parts, Plan]]:
         """List the best plans of one grid, fastest first, with their costs as sums over pairs of layers."""
@@ -126,7 +133,7 @@ class Search:
 
     def _parts(self, plan: Plan) -> Parts | None:
         """Return the costs that add up over layers, without the fixed cost of an exchange."""
-        cost = self.cost(plan)
+        cost = self.cost(plan, counts_activations=False)
         if cost is None:
             return None
         exchanges = {plan.over_all(layer) for layer in self.task.network.numbers}

@@ -245,10 +245,10 @@ class ComponentRules:
     def _read_as_images(self, array: DeviceArray, later: Sequence[Item]) -> DeviceArray | None:
         """View an array as a later convolution from components reads it, (pixels, channels), if one does."""
         for item in later:
-            if self._is_implicit(item):
-                assert isinstance(item, Operation) and isinstance(item.work, ConvolutionWork)
-                images, outputs = operands_of(item.work)
-                for operand in (images, outputs) if isinstance(item.work, FilterGradient) else (images,):
+            work = item.work if isinstance(item, Operation) else None
+            if isinstance(work, ConvolutionWork) and _touches(work, array) and self._is_implicit(item):
+                of_filters = isinstance(work, FilterGradient)
+                for operand in operands_of(work)[: 2 if of_filters else 1]:
                     if operand.pointer == array.pointer and operand.size == array.size:
                         return operand
             if writes(item, array):
@@ -311,6 +311,11 @@ class ComponentRules:
         """Find the array's components, if there are any."""
         views = (known.of(array) for known in self._known)
         return next((view for view in views if view is not None), None)
+
+
+def _touches(work: ConvolutionWork, array: DeviceArray) -> bool:
+    """Return whether its images or its outputs begin where the array does: that is told soonest."""
+    return array.pointer in (work.images.pointer, work.outputs.pointer)
 
 
 def _epilogue(result: DeviceArray, later: Sequence[Item]) -> tuple[Epilogue, int]:

@@ -68,18 +68,32 @@ def place_by_lifetime(arrays: Sequence[tuple[int, Lifetime]]) -> list[int]:
     """Choose where arrays of so many bytes begin in one allocation; those in use at once lie apart.
 
     The largest come first, each at the lowest place that is free in its lifetime. Then the array that reaches
-    highest comes before all others, some times; the lowest of these ways is taken.
+    highest comes before all others, some times, until no more is taken than is in use at once; the lowest of
+    these ways is taken.
     """
+    least = _most_at_once(arrays)
     order = sorted(range(len(arrays)), key=lambda number: (-arrays[number][0], arrays[number][1].first))
     ways: list[tuple[int, list[int]]] = []
     for _ in range(_TRIES):
         begins = _placed_in(order, arrays)
         ends = [begin + aligned(nbytes) for begin, (nbytes, _) in zip(begins, arrays, strict=True)]
         ways.append((max(ends, default=0), begins))
-        if ends:
-            highest = ends.index(max(ends))
-            order = [highest, *(number for number in order if number != highest)]
+        if ways[-1][0] == least:
+            break
+        highest = ends.index(max(ends))
+        order = [highest, *(number for number in order if number != highest)]
     return min(ways)[1]
+
+
+def _most_at_once(arrays: Sequence[tuple[int, Lifetime]]) -> int:
+    """Count the most bytes that are in use in one item: in that in which some array's lifetime begins."""
+    return max(
+        (
+            sum(aligned(nbytes) for nbytes, life in arrays if life.first <= item <= life.last)
+            for item in {life.first for _, life in arrays}
+        ),
+        default=0,
+    )
 
 
 def _placed_in(order: Sequence[int], arrays: Sequence[tuple[int, Lifetime]]) -> list[int]:

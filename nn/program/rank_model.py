@@ -143,6 +143,10 @@ class TrainingArrays:
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch."""
+        return self._model.place(self.step_without_places(source, batch)).items
+
+    def step_without_places(self, source: Source, batch: int) -> list[Item]:
+        """List the same to be looked at, not to run: activations have no memory yet."""
         model = self._model
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start))
@@ -150,7 +154,7 @@ class TrainingArrays:
         if self._may_run_beside and not any(isinstance(item, StartRedistribution) for item in items):
             assert model.kernels is not None
             items = place_beside(items, self.gradients.flat, model.kernels)
-        return model.place(items).items
+        return items
 
     def _draws(self, first: int) -> Draws | None:
         """Return what layers draw from, for a group whose samples begin at ``first`` of the batch."""
