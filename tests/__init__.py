@@ -18,7 +18,7 @@ def few(some: Sequence[T], of: Sequence[T]) -> Sequence[T]:
     return of if LONG else some
 
 
-def thinned(*axes: Sequence[Any], by: int) -> list[tuple[Any, ...]]:
+def spread(*axes: Sequence[Any], by: int) -> list[tuple[Any, ...]]:
     """Return one in ``by`` of the combinations of these values; all of them where `LONG`.
 
     Each value is in some of them. Of three axes that have ``by`` values or more, each pair of values is too.

@@ -13,7 +13,7 @@ from nn.model.conv2d import Conv2d
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
-from tests import thinned
+from tests import spread
 
 WORKS = Convolution, InputGradient, FilterGradient
 T4 = DeviceProperties("T4", "sm_75", 40, 64 << 10)
@@ -74,7 +74,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "dtype"), thinned(CASES, [np.dtype("f4"), np.dtype("f8")], by=2), ids=str)
+@pytest.mark.parametrize(("case", "dtype"), spread(CASES, [np.dtype("f4"), np.dtype("f8")], by=2), ids=str)
 def test_whole_numbers_come_out_exact(kernels, device, rng, dtype, case):
     """From -3 to 3: their sums have no rounding."""
     layer, image, samples = case

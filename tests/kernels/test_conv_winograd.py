@@ -16,7 +16,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KERNELS, KernelLibrary
-from tests import few, thinned
+from tests import few, spread
 
 WORKS = Convolution, InputGradient, FilterGradient
 H100 = DeviceProperties("H100", "sm_90a", 132, 227 << 10)
@@ -88,7 +88,7 @@ class Case:
     ("kernels", "out", "case"),
     [
         pytest.param(kernels, out, case, marks=[pytest.mark.sanitizer] if case is CASES[-1] else [])
-        for kernels, out, case in thinned(KERNELS_OF, [2, 4], CASES, by=2)
+        for kernels, out, case in spread(KERNELS_OF, [2, 4], CASES, by=2)
     ],
     indirect=["kernels"],
     ids=str,

@@ -14,7 +14,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.ledger import Row
-from tests import few, thinned
+from tests import few, spread
 from tests.nn.model import loops
 
 CASES = {
@@ -130,7 +130,7 @@ SINGLE = [(version, name) for version, name in PAIRS if version[1] == "float32" 
 
 @pytest.mark.parametrize(
     ("kernels", "name", "kind"),
-    [(*pair, kind) for pair, kind in thinned(few(SINGLE, of=PAIRS), list(KINDS), by=2)],
+    [(*pair, kind) for pair, kind in spread(few(SINGLE, of=PAIRS), list(KINDS), by=2)],
     indirect=["kernels"],
     ids=lambda one: "-".join(flat(one)),
 )
@@ -143,7 +143,7 @@ def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
     assert result.to_host().tobytes() == again.to_host().tobytes()
 
 
-@pytest.mark.parametrize(("name", "kind"), thinned(list(WIDE), list(KINDS), by=2))
+@pytest.mark.parametrize(("name", "kind"), spread(list(WIDE), list(KINDS), by=2))
 def test_many_channels_in_the_fastest_version_same_bits_twice(library, device, rng, name, kind):
     version = "implicit"
     if not runs_convolution(version, "float32", library.driver.architecture):

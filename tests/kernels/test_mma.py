@@ -15,7 +15,7 @@ from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import fastest_gemm, runs_gemm, version_for
 from nn.launch.kernels import Kernels
 from pyrt.kernels import KERNELS, KernelLibrary
-from tests import few, thinned
+from tests import few, spread
 from tests.pyrt.sources import folder_of
 
 A100 = {"multiprocessors": 108, "shared_memory": 163 << 10}
@@ -147,7 +147,7 @@ LAYOUTS = list(itertools.product([False, True], repeat=2))
 RAGGED = [(1, 1, 1), (3, 5, 2), (7, 66, 33), (65, 9, 31), (70, 67, 65)]
 
 
-@pytest.mark.parametrize(("layout", "tile"), thinned(LAYOUTS, [64, 128], by=2), ids=str)
+@pytest.mark.parametrize(("layout", "tile"), spread(LAYOUTS, [64, 128], by=2), ids=str)
 def test_views_with_odd_leading_dimensions(mma, device, rng, cut, layout, tile):
     """NaN around the views shows whether it is read, and whether anything is written there."""
     transpose_a, transpose_b = layout

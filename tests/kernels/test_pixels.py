@@ -9,7 +9,7 @@ from nn.input.source import BatchCursor
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
-from tests import thinned
+from tests import spread
 
 
 @pytest.fixture(params=["uint8", "float32", "float64"])
@@ -41,7 +41,7 @@ def cursor_at(device, first):
 
 
 @pytest.mark.parametrize(
-    ("starts_early", "rows", "columns"), thinned([False, True], [1, 8, 83], [1, 32, 65, 784, 1300], by=3)
+    ("starts_early", "rows", "columns"), spread([False, True], [1, 8, 83], [1, 32, 65, 784, 1300], by=3)
 )
 def test_gathered(kernels, device, images, rng, dtype, rows, columns, starts_early):
     """From any place in a longer order; what lies around it is no row number."""

@@ -6,7 +6,7 @@ import pytest
 from nn.launch.conv import sliding
 from nn.launch.conv.sliding import bind_sliding
 from nn.launch.kernels import Kernels
-from tests import thinned
+from tests import spread
 from tests.kernels.test_convolution import KINDS, Case
 
 CASES = {
@@ -30,7 +30,7 @@ def kernels(library):
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
-    ("name", "kind", "shared"), thinned(list(CASES), list(KINDS), [72, 30, 24], by=3), ids=str
+    ("name", "kind", "shared"), spread(list(CASES), list(KINDS), [72, 30, 24], by=3), ids=str
 )
 def test_same_bits_twice(kernels, device, rng, monkeypatch, name, kind, shared):
     """With little shared memory, in KB, a tile is a few rows of one image."""

@@ -27,7 +27,7 @@ from nn.launch.kernels import Kernels
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, KernelLibrary
-from tests import few, thinned
+from tests import few, spread
 from tests.pyrt.sources import folder_of
 
 H100 = {"multiprocessors": 132, "shared_memory": 232448}
@@ -261,7 +261,7 @@ TILINGS = [
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
     ("tiling", "transposed"),
-    thinned([*TILINGS, Tiling(128, 128, 5, 1)], [(False, True), (True, False)], by=2),
+    spread([*TILINGS, Tiling(128, 128, 5, 1)], [(False, True), (True, False)], by=2),
     ids=lambda one: f"{one.kernel}/{one.parts}" if isinstance(one, Tiling) else str(one),
 )
 def test_every_cut(device, rng, cores, tiling, transposed):

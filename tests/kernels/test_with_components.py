@@ -19,7 +19,7 @@ from nn.launch.pool import Pool
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
-from tests import few, thinned
+from tests import few, spread
 
 COUNTS = few([1, 3], of=[1, 2, 3])
 
@@ -82,7 +82,7 @@ def check(device, kernels, maker, images, count, bind):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize(("count", "name"), thinned(COUNTS, list(NARROW), by=2))
+@pytest.mark.parametrize(("count", "name"), spread(COUNTS, list(NARROW), by=2))
 def test_convolutions_of_few_channels(kernels, device, rng, count, name):
     work, epilogue = convolution(device.array, rng, *NARROW[name])
 
@@ -109,7 +109,7 @@ def test_pooling(kernels, device, rng, case, count, is_max):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize(("count", "name"), thinned(COUNTS, list(WIDE), by=2))
+@pytest.mark.parametrize(("count", "name"), spread(COUNTS, list(WIDE), by=2))
 def test_convolutions_on_tensor_cores(library, device, rng, count, name):
     """In whole products, and in parts of k."""
     if library.driver.architecture not in TENSOR_ARCHITECTURES:
