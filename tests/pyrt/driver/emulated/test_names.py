@@ -109,8 +109,7 @@ class TestWarps:
             "__any_sync(~0u, i == 40)": I // 32,
             "__all_sync(~0u, i != 40)": 1 - I // 32,
         }
-        for value, right in expected.items():
-            check_each(plain, {value: right})
+        check_each(plain, expected)
 
     def test_parts_of_a_warp_meet_by_themselves(self, plain: Bench) -> None:
         source = """
