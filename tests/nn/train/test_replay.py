@@ -227,9 +227,10 @@ def test_no_thread_outlives_a_run_that_ends_early(ended, monkeypatch, fails):
     if fails != "a loss":
         module = upload_queue if fails == "a helper" else streamed
         monkeypatch.setattr(module, "np", SimpleNamespace(**{**vars(np), "take": at_third_call}))
+    before = set(threading.enumerate())  # of other tests
     with pytest.raises(Diverged if fails == "a loss" else MemoryError):
         ended(placement="stream", batch=5, epochs=9, lr=1e6 if fails == "a loss" else 0.1)
-    assert "helper" not in [thread.name for thread in threading.enumerate()]
+    assert "helper" not in [thread.name for thread in set(threading.enumerate()) - before]
 
 
 ENDS = [("tiled", "sum of losses"), ("wgmma", "sums of the blocks")]
