@@ -11,6 +11,7 @@ that fails or hangs its ranks are ended: the next test gets new ones.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -157,6 +158,7 @@ def _serve(address: str) -> None:
             for line in orders:
                 code = pytest.main([*options, json.loads(line)])
                 standing_still.stop()
+                gc.freeze()  # modules, mostly: pytest has just collected, and does at the end of each test
                 sys.stdout.flush()
                 orders.write(f"{int(code)}\n")
                 orders.flush()

@@ -90,6 +90,17 @@ def test_older_architectures_compile_every_value_of_every_constant(tmp_path, mon
         }
 
 
+def test_activations_are_not_paired_with_other_constants():
+    combinations = [
+        {"REAL": real, "N": n, "ACTIVATION": activation}
+        for real, n, activation in itertools.product(("float", "double"), "12", ("tanh", "relu", "identity"))
+    ]
+    chosen = covering(combinations, 2)
+    assert {(one["REAL"], one["N"]) for one in chosen} == set(itertools.product(("float", "double"), "12"))
+    assert {one["ACTIVATION"] for one in chosen} == {"tanh", "relu", "identity"}
+    assert len(chosen) == 4
+
+
 def test_a_file_without_constants_is_compiled_once():
     assert covering([{}], 1) == covering([{}], 2) == [{}]
 

@@ -111,7 +111,7 @@ def test_every_exchange_is_here() -> None:
     assert {exchange for exchange, *_ in KILLED} == set(choices())
 
 
-@pytest.mark.parametrize(("exchange", "ranks", "killed"), few([KILLED[2], KILLED[3], KILLED[5]], of=KILLED))
+@pytest.mark.parametrize(("exchange", "ranks", "killed"), few([KILLED[3], KILLED[5]], of=KILLED))
 def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, killed: int) -> None:
     ends_without(start(exchange, ranks, *ENDLESS), killed)
 
@@ -143,7 +143,7 @@ PEERS = [("data", 0), ("model", 2), ("data", 2), ("model", 0)]
 """Plan, and which of three ranks is killed."""
 
 
-@pytest.mark.parametrize(("plan", "killed"), few(PEERS[:2], of=PEERS))
+@pytest.mark.parametrize(("plan", "killed"), few(PEERS[1:2], of=PEERS))
 def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, plan: str, killed: int) -> None:
     """Their launcher, which would end them too, is stopped; it may lose what they said meanwhile."""
     training = start("peer", 3, *ENDLESS, "--plan", plan)

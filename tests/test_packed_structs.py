@@ -22,6 +22,7 @@ from pyrt.redistribute import Redistribution
 from pyrt.redistribute.peer import _PAST_BYTES, _packed_plan, _packed_stage
 from pyrt.redistribute.regions import Region
 from pyrt.redistribute.slices import BYTES, packed_slice
+from tests import spread
 from tests.pyrt.sources import folder_of
 
 ALL = [pytest.param(make(), id=name) for name, make in OPTIMISERS.items()]
@@ -109,8 +110,13 @@ def bound(driver: Driver, peers: Peers, packed: PackedUpdate) -> tuple[int, int]
     return ranks, buckets // len(BUCKETS)
 
 
-@pytest.mark.parametrize("most", MOST_RANKS)
-@pytest.mark.parametrize(("file", "kinds"), [("comm/peer.cu", 1), ("comm/peer_flags.cu", 3)])
+@pytest.mark.parametrize(
+    ("file", "kinds", "most"),
+    [
+        (*file, most)
+        for file, most in spread([("comm/peer.cu", 1), ("comm/peer_flags.cu", 3)], MOST_RANKS, by=2)
+    ],
+)
 def test_the_ranks_of_a_node(driver: Driver, file: str, kinds: int, most: int) -> None:
     """Also where there are fewer than a kernel is compiled for."""
     constants = {"REAL": "float", "MOST_RANKS": most, "UPDATE": "comm/sums_only.cuh"}

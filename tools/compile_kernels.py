@@ -2,7 +2,9 @@
 
 Compiles as many combinations of a kernel's constants for the newest architecture as contain every pair of
 their values, or every combination where PYRT_LONG=1 is set; for the older ones, whose code differs in a few
-places, as contain every value. Of two older architectures with the same code the newer one is left out.
+places, as contain every value. An activation is a function that a kernel calls whatever its other constants
+are: of these every combination is there, and each activation with one of them. Of two older architectures
+with the same code the newer one is left out.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -36,6 +38,9 @@ from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_co
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 COLUMNS = "{:22s} {:>8s} {:18s} {:>9s} {:>7s} {:>7s} {:>3s}"
 """The format of a line."""
+
+CALLED = "ACTIVATION"
+"""The constant whose values meet one combination of the others, not all."""
 
 LONG = os.environ.get("PYRT_LONG", "0") != "0"
 
@@ -123,7 +128,10 @@ def covering(combinations: Sequence[dict[str, str]], together: int) -> list[dict
     """A few of the combinations, in which every value of every constant is, or every two values that meet."""
 
     def parts(constants: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
-        return set(itertools.combinations(sorted(constants.items()), min(together, len(constants))))
+        items = sorted(constants.items())
+        if together > 1 and CALLED in constants:
+            return {((CALLED, constants[CALLED]),), tuple(item for item in items if item[0] != CALLED)}
+        return set(itertools.combinations(items, min(together, len(items))))
 
     missing = {part for constants in combinations for part in parts(constants)}
     chosen = []

@@ -18,7 +18,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
-from tests import few
+from tests import few, spread
 from tests.kernels.test_convolution import CASES, KINDS, WIDE, Case
 
 MORE = {
@@ -51,9 +51,8 @@ EVERY = {**CASES, **WIDE, **MORE}
 SOME = few(["eleven", "17 channels", "nothing but padding", "primes", *MORE], of=list(EVERY))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shift", few([0], of=range(len(TILINGS))))
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(("name", "kind"), spread(SOME, list(KINDS), by=3))
 def test_every_cut_same_bits_twice(kernels, device, rng, cut, name, shift, kind):
     """Of each case one cut; of all cases all."""
     number = SOME.index(name) + list(KINDS).index(kind) + shift

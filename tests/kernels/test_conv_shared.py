@@ -13,6 +13,7 @@ from nn.model.conv2d import Conv2d
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
+from tests import spread
 
 WORKS = Convolution, InputGradient, FilterGradient
 T4 = DeviceProperties("T4", "sm_75", 40, 64 << 10)
@@ -73,9 +74,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("layer", "image", "samples"), CASES, ids=str)
-def test_whole_numbers_come_out_exact(kernels, device, rng, dtype, layer, image, samples):
+@pytest.mark.parametrize(("case", "dtype"), spread(CASES, [np.dtype("f4"), np.dtype("f8")], by=2), ids=str)
+def test_whole_numbers_come_out_exact(kernels, device, rng, dtype, case):
     """From -3 to 3: their sums have no rounding."""
+    layer, image, samples = case
     host = [rng.integers(-3, 4, shape).astype(dtype) for shape in shapes(layer, image, samples)]
     works, found = run(kernels, device, layer, image, *host)
     assert [kernels.choose(work) for work in works] == ["shared"] * 3

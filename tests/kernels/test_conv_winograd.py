@@ -16,7 +16,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KERNELS, KernelLibrary
-from tests import few
+from tests import few, spread
 
 WORKS = Convolution, InputGradient, FilterGradient
 H100 = DeviceProperties("H100", "sm_90a", 132, 227 << 10)
@@ -38,7 +38,10 @@ GAIN = {2: 1, 4: 8}
 """How many times the roundings of plain sums a tile has: the large one multiplies by numbers up to 8."""
 
 
-@pytest.fixture(params=[("float32", "tiled"), ("float64", "tiled"), ("float32", "wgmma")], ids="-".join)
+KERNELS_OF = [("float32", "tiled"), ("float64", "tiled"), ("float32", "wgmma")]
+
+
+@pytest.fixture(params=KERNELS_OF, ids="-".join)
 def kernels(request, library):
     dtype, gemm = request.param
     return Kernels(library, dtype, gemm=gemm, conv="winograd")
@@ -81,8 +84,15 @@ class Case:
         np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("out", [2, 4])
-@pytest.mark.parametrize("case", [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.sanitizer)], ids=str)
+@pytest.mark.parametrize(
+    ("kernels", "out", "case"),
+    [
+        pytest.param(kernels, out, case, marks=[pytest.mark.sanitizer] if case is CASES[-1] else [])
+        for kernels, out, case in spread(KERNELS_OF, [2, 4], CASES, by=2)
+    ],
+    indirect=["kernels"],
+    ids=str,
+)
 def test_both_tiles_against_float64_same_bits_twice(kernels, device, rng, case, out):
     case = Case(rng, kernels, *case)
     for kind in WORKS:

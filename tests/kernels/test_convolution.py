@@ -13,7 +13,7 @@ from nn.launch.kernels import Kernels
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
-from tests import few
+from tests import few, spread
 from tests.nn.model import loops
 
 CASES = {
@@ -127,10 +127,9 @@ PAIRS = list(itertools.product(VERSIONS, CASES))
 SINGLE = [(version, name) for version, name in PAIRS if version[1] == "float32" or name in REST]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("kernels", "name"),
-    few(SINGLE, of=PAIRS),
+    ("kernels", "name", "kind"),
+    [(*pair, kind) for pair, kind in spread(few(SINGLE, of=PAIRS), list(KINDS), by=2)],
     indirect=["kernels"],
     ids=lambda one: "-".join(flat(one)),
 )
@@ -143,13 +142,12 @@ def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
     assert result.to_host().tobytes() == again.to_host().tobytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", WIDE.values(), ids=WIDE)
-def test_many_channels_in_the_fastest_version_same_bits_twice(library, device, rng, case, kind):
+@pytest.mark.parametrize(("name", "kind"), spread(list(WIDE), list(KINDS), by=2))
+def test_many_channels_in_the_fastest_version_same_bits_twice(library, device, rng, name, kind):
     version = "implicit"
     if not runs_convolution(version, "float32", library.driver.architecture):
         pytest.skip("needs tensor cores that this device has not")
-    kernels, case = Kernels(library, "float32", conv=version), Case(rng, "float32", *case)
+    kernels, case = Kernels(library, "float32", conv=version), Case(rng, "float32", *WIDE[name])
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     device.run(first.on_device(kernels), second.on_device(kernels))
     case.check(kind, result)

@@ -8,7 +8,7 @@ from nn.launch.gemm.components import Components, Split
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import candidates
 from nn.launch.kernels import Kernels
-from tests import few
+from tests import few, spread
 
 TILES = [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (128, 256)]
 ROUNDINGS = {"float32": 2**-23, "tf32": 2**-15, "bf16": 2**-7}
@@ -31,17 +31,16 @@ def batch_of(device, kernels, host):
     return Batch(len(host), matrix)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize(
-    ("tile", "math"),
-    few(
-        [(TILES[0], "float32"), (TILES[2], "bf16"), (TILES[4], "float32"), (TILES[5], "bf16")],
-        of=[(tile, math) for tile in TILES for math in ROUNDINGS if math == "bf16" or tile != (128, 256)],
-    ),
+CUTS = few(
+    [(TILES[0], "float32"), (TILES[2], "bf16"), (TILES[4], "float32"), (TILES[5], "bf16")],
+    of=[(tile, math) for tile in TILES for math in ROUNDINGS if math == "bf16" or tile != (128, 256)],
 )
-def test_every_cut_same_bits_twice(kernels_of, device, rng, tile, parts, math, transposed):
+
+
+@pytest.mark.parametrize(("transposed", "parts", "cut"), spread([False, True], [1, 3], CUTS, by=2), ids=str)
+def test_every_cut_same_bits_twice(kernels_of, device, rng, cut, parts, transposed):
     """Of ragged matrices: a tile sees the next one, or what is behind the last."""
+    tile, math = cut
     kernels = kernels_of(math)
     count, M, N, K = 3, 70, 67, 203
     a = rng.uniform(-1, 1, (count, *((K, M) if transposed else (M, K)))).astype("f4")

@@ -9,6 +9,7 @@ from nn.input.source import BatchCursor
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
+from tests import spread
 
 
 @pytest.fixture(params=["uint8", "float32", "float64"])
@@ -39,9 +40,9 @@ def cursor_at(device, first):
     return BatchCursor(device.array(np.array([first, 0], np.int32)), 13, 100)
 
 
-@pytest.mark.parametrize("starts_early", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, 83])
-@pytest.mark.parametrize("columns", [1, 32, 65, 784, 1300])
+@pytest.mark.parametrize(
+    ("starts_early", "rows", "columns"), spread([False, True], [1, 8, 83], [1, 32, 65, 784, 1300], by=3)
+)
 def test_gathered(kernels, device, images, rng, dtype, rows, columns, starts_early):
     """From any place in a longer order; what lies around it is no row number."""
     pixels, labels = images(50, columns), rng.integers(0, 9, 50).astype(np.int32)

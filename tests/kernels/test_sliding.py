@@ -6,6 +6,7 @@ import pytest
 from nn.launch.conv import sliding
 from nn.launch.conv.sliding import bind_sliding
 from nn.launch.kernels import Kernels
+from tests import spread
 from tests.kernels.test_convolution import KINDS, Case
 
 CASES = {
@@ -28,12 +29,12 @@ def kernels(library):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("shared", [72, 30, 24], ids="{} KB".format)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_same_bits_twice(kernels, device, rng, monkeypatch, case, kind, shared):
-    """With little shared memory a tile is a few rows of one image."""
-    case = Case(rng, np.float32, *case)
+@pytest.mark.parametrize(
+    ("name", "kind", "shared"), spread(list(CASES), list(KINDS), [72, 30, 24], by=3), ids=str
+)
+def test_same_bits_twice(kernels, device, rng, monkeypatch, name, kind, shared):
+    """With little shared memory, in KB, a tile is a few rows of one image."""
+    case = Case(rng, np.float32, *CASES[name])
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     monkeypatch.setattr(sliding, "_SHARED_BYTES", shared << 10)
     if sliding.tiles_of(first, shared << 10, 1) is None:

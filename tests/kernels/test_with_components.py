@@ -19,7 +19,7 @@ from nn.launch.pool import Pool
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
-from tests import few
+from tests import few, spread
 
 COUNTS = few([1, 3], of=[1, 2, 3])
 
@@ -82,10 +82,9 @@ def check(device, kernels, maker, images, count, bind):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("case", NARROW.values(), ids=NARROW)
-def test_convolutions_of_few_channels(kernels, device, rng, case, count):
-    work, epilogue = convolution(device.array, rng, *case)
+@pytest.mark.parametrize(("count", "name"), spread(COUNTS, list(NARROW), by=2))
+def test_convolutions_of_few_channels(kernels, device, rng, count, name):
+    work, epilogue = convolution(device.array, rng, *NARROW[name])
 
     def bind(kernels, components):
         return bind_narrow(kernels, work, epilogue, components)
@@ -110,14 +109,13 @@ def test_pooling(kernels, device, rng, case, count, is_max):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("case", WIDE.values(), ids=WIDE)
-def test_convolutions_on_tensor_cores(library, device, rng, case, count):
+@pytest.mark.parametrize(("count", "name"), spread(COUNTS, list(WIDE), by=2))
+def test_convolutions_on_tensor_cores(library, device, rng, count, name):
     """In whole products, and in parts of k."""
     if library.driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
     kernels = Kernels(library, np.float32, conv="implicit")
-    work, epilogue = convolution(device.array, rng, *case)
+    work, epilogue = convolution(device.array, rng, *WIDE[name])
     operands = []
     for array, packed in zip(operands_of(work), (True, False), strict=True):
         operands.append(Components.empty(device.driver, count, *array.shape, packed=packed))

@@ -8,7 +8,7 @@ from nn.app.options import Options
 from train import train
 
 SMALL = Options(
-    data="synthetic:28x28x1:10:1100",
+    data="synthetic:28x28x1:10:330",
     hidden=(9,),
     epochs=2,
     batch=20,
@@ -18,7 +18,7 @@ SMALL = Options(
     val_fraction=0.0,
     device="cpu",
 )
-"""Too short for chaos; of test images, which the emulated device takes long for, there are 110."""
+"""Too short for chaos; of test images, which the emulated device takes long for, there are 33."""
 
 
 def using(options=SMALL, **changes):

@@ -212,6 +212,21 @@ static bool open_barrier(Block &block)
     return true;
 }
 
+// A meeting that nobody reads any more, or a new one.
+static Meeting &new_meeting(Warp &warp)
+{
+    for (Meeting &meeting : warp.meetings)
+        if (!meeting.lanes)
+            return meeting;
+    return warp.meetings.emplace_back();
+}
+
+static void leave_meeting(Thread &thread)
+{
+    if (thread.meeting)
+        thread.meeting->lanes &= ~(1u << thread.number % WARP);
+}
+
 // Lets the lanes in mask go on once all of them wait that have not ended.
 static bool let_meet(Block &block, int warp_number, unsigned mask)
 {
@@ -222,14 +237,18 @@ static bool let_meet(Block &block, int warp_number, unsigned mask)
     warp.waiting &= ~lanes;
     if (block.launch.checked)
         checks::lanes_meet(block, warp_number, lanes);
+    Thread *const threads = &block.threads[warp_number * WARP];
+    for (int lane = 0; lane < WARP; lane++)
+        if (lanes >> lane & 1)
+            leave_meeting(threads[lane]);
+    Meeting &meeting = new_meeting(warp);
+    meeting.lanes = lanes;
     for (int lane = 0; lane < WARP; lane++) {
-        if (!(mask >> lane & 1))
-            continue;
-        warp.values[lane] = 0;
+        meeting.values[lane] = 0;
         if (lanes >> lane & 1) {
-            Thread &thread = block.threads[warp_number * WARP + lane];
-            warp.values[lane] = thread.value;
-            thread.state = State::ready;
+            meeting.values[lane] = threads[lane].value;
+            threads[lane].meeting = &meeting;
+            threads[lane].state = State::ready;
         }
     }
     return true;
@@ -243,6 +262,7 @@ static __attribute__((noinline)) void end_of_thread(Thread &thread)
     thread.state = State::done;
     block.alive--;
     warp.alive &= ~(1u << thread.number % WARP);
+    leave_meeting(thread);
     open_barrier(block);
     for (int lane = 0; lane < WARP; lane++)
         if (warp.waiting >> lane & 1)
@@ -502,7 +522,7 @@ void emulated_meet(unsigned mask, uint64_t value)
 
 uint64_t emulated_value(unsigned lane)
 {
-    return running->block->warps[running->number / WARP].values[lane];
+    return running->meeting->values[lane];
 }
 
 void emulated_pause()

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -27,10 +28,16 @@ struct Fibre {
 
 enum class State { ready, at_barrier, at_warp, done };
 
-struct Warp {
-    unsigned alive = 0;    // lanes that have not ended
-    unsigned waiting = 0;  // lanes that wait in emulated_meet
+// What lanes of a warp gave each other. Some may meet others before the rest have read it.
+struct Meeting {
+    unsigned lanes = 0;  // that may still read
     uint64_t values[WARP] = {};
+};
+
+struct Warp {
+    unsigned alive = 0;           // lanes that have not ended
+    unsigned waiting = 0;         // lanes that wait in emulated_meet
+    std::list<Meeting> meetings;  // one, unless lanes part
 };
 
 struct Block;
@@ -47,6 +54,7 @@ struct Thread {
     int tries = 0;               // accesses to memory that others may write
     unsigned mask = 0;           // of lanes that it waits for
     uint64_t value = 0;          // that it gives them
+    Meeting *meeting = nullptr;  // the last one
     uint32_t met = 0;            // when it last met lanes of its warp
     uint32_t acquired = 0;       // when it last read what another thread may have released
 };

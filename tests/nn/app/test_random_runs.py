@@ -47,6 +47,6 @@ def test_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel(few([2, 3], of=[2, 3, 4]))
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_on_a_device(driver: Driver, tmp_path: Path) -> None:
     check(ON_A_DEVICE, driver.name, tmp_path)

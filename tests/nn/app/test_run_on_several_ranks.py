@@ -110,7 +110,7 @@ def left_of_peers():
 def test_runs_over_peer_memory_leave_nothing_behind(driver, digits):
     """Neither those that end well, of changing sizes, nor those whose loss is not finite."""
     where = {"device": driver.name, "share_gpus": True, "exchange": "peer", "data": digits(test=2)}
-    for units in range(3, 9):
+    for units in range(3, 7):
         train(using(hidden=(units,), epochs=1, **where))
         with pytest.raises(Diverged):
             train(using(hidden=(units,), lr=1e300, **where))
@@ -140,7 +140,7 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
 
 
 @pytest.mark.parallel([2])
-@pytest.mark.parametrize("exchange", few(["host", "peer", "hierarchical"], of=choices()))
+@pytest.mark.parametrize("exchange", few(["peer"], of=choices()))
 def test_components_of_weights_follow_them_on_every_rank(driver, digits, monkeypatch, exchange):
     """Wherever these were updated: gradients of a rank whose products took old ones would be far off."""
     if not runs_gemm("wgmma", driver.architecture):
@@ -191,13 +191,17 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("changes", few(CHANGES[:4], of=CHANGES), ids=str)
+@pytest.mark.parametrize("changes", few(CHANGES[1:3], of=CHANGES), ids=str)
 def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, sources, changes):
     check_compiled(driver, digits, sources, changes)
 
 
+PIXELS = [(40, np.float32), (40, np.uint8), (10, np.float32)]
+"""Classes, and the type of pixels."""
+
+
 @pytest.mark.parametrize("changes", few([{"math": "bf16"}], of=CHANGES), ids=str)
-@pytest.mark.parametrize(("classes", "pixel"), [(40, np.uint8), (10, np.float32)])
+@pytest.mark.parametrize(("classes", "pixel"), few(PIXELS[:1], of=PIXELS))
 def test_so_are_those_of_many_classes_and_other_pixels(driver, digits, sources, changes, classes, pixel):
     check_compiled(driver, digits, sources, changes, classes, pixel)
 

@@ -67,7 +67,7 @@ def shared(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parallel([1, 2, 4])
+@pytest.mark.parallel(few([1, 4], of=[1, 2, 4]))
 def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = open_device("cpu", job, share_gpus=False).driver
     setting = ProbeContext(job, driver, choose("auto", driver, job), TASK)
@@ -86,7 +86,7 @@ def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: py
     driver.close()
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_a_cache_that_cannot_be_written_ends_no_run(
     shared: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from pyrt.exchange.facts import NO_TRAFFIC, Traffic
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job, join
 from pyrt.redistribute import Redistribution
+from tests import few
 from tests.nn.autotune.rates import HOPPER, random_rates
 
 SMALL = Network.dense((6, 4, 2), "sigmoid", "softmax")
@@ -271,7 +272,7 @@ def require_as_counted(
     assert counted["messages"] == cost.messages, plan
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_what_runs_send_is_what_the_formulas_say(shared: Path, job: Job) -> None:
     some = plans(job.size, 3)
     for plan in some[:: 2 if job.size == 2 else 9]:

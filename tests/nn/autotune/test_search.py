@@ -17,7 +17,7 @@ from nn.model.network import Network
 from nn.parallel.plan import SAMPLES, Plan
 from pyrt.driver.null import DeviceProperties
 from pyrt.errors import UserError
-from tests import few
+from tests import few, spread
 from tests.nn.autotune.rates import HOPPER, random_rates
 
 HIDDEN = [(64,), (100, 40), (64, 200, 33)]
@@ -42,12 +42,13 @@ LAST = list(itertools.product(("peer", "blocking", "root"), DEVICES))
 """Exchanges that come last, and devices."""
 
 
-@pytest.mark.parametrize("exchange", ["peer", "host"])
-@pytest.mark.parametrize("device", [DeviceProperties(), HOPPER], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("seed", few(range(3), of=range(6)))
+@pytest.mark.parametrize(
+    ("exchange", "device", "seed"),
+    spread(["peer", "host"], list(DEVICES), few(range(3), of=range(6)), by=2),
+)
 def test_the_best_plan_is_that_of_a_search_of_all(seed, device, exchange):
     network = Network.dense((30, *HIDDEN[seed % 3], 10), "sigmoid", "softmax")
-    rates = random_rates(seed, device, exchange, ranks_per_node=(2, 8)[seed % 2])
+    rates = random_rates(seed, DEVICES[device], exchange, ranks_per_node=(2, 8)[seed % 2])
     search = Search(Task(network, (16, 300, 4000)[seed % 3]), (4, 8, 6)[seed % 3], rates)
     cost = search.cost(search.best())
     assert cost is not None

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nn.autotune import probe
+from nn.autotune.probe.context import EXTENTS
 from nn.input import streamed
 from nn.train import prepare as prepare_module
 from pyrt import runtime as runtime_module
 from pyrt.driver import Driver
 from pyrt.exchange.device import verdict
 from pyrt.job import join
-from tests import few
+from tests import few, spread
+from tests.nn.autotune.rates import QUICK
 from tests.nn.checkpoints.runs import Runs
 from train import train
 
@@ -38,9 +41,9 @@ def test_any_step_on_the_cpu(runs: Runs) -> None:
     check_bits(runs, few([1, 5, 7, 14], of=range(1, 15)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "momentum", "shuffle"), spread(["float32", "float64"], [0.0, 0.9], [True, False], by=2)
+)
 def test_other_options_on_the_cpu(runs: Runs, dtype: str, momentum: float, shuffle: bool) -> None:
     check_bits(runs, [7], dtype=dtype, momentum=momentum, shuffle=shuffle)
 
@@ -51,8 +54,7 @@ def test_what_is_held_out_stays_so(runs: Runs) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("placement", ["resident", "stream"])
-@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(("placement", "graph"), spread(["resident", "stream"], [True, False], by=2))
 def test_one_device(
     runs: Runs, driver: Driver, placement: str, graph: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,9 @@ def test_nodes_and_groups_on_a_device(runs: Runs, driver: Driver) -> None:
 def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan, which is not searched for again on as many ranks; the exchange. Where they were not chosen
     they are not kept."""
+    monkeypatch.setitem(EXTENTS, "cpu", QUICK)
+    cache = runs.checkpoints.parent / "cache"  # other tests keep what they measure
+    monkeypatch.setattr(probe, "cache_folder", lambda name: cache / name)
     asked = []
     choose = runtime_module.choose
     monkeypatch.setattr(

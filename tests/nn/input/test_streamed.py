@@ -24,7 +24,7 @@ from pyrt.phases import Phases
 from pyrt.redistribute.regions import share
 from pyrt.streams import Streams
 from pyrt.workers import Deferred, Worker
-from tests import few
+from tests import few, spread
 from tests.nn.ending import keep_loss
 
 IMAGES = np.arange(60, dtype=np.uint8).reshape(20, 3)
@@ -121,13 +121,15 @@ def check_rows(place, dtype, way, schedule, job, first=0):
     batches.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("samples", "batch"), [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)])
+SIZES = [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)]
+"""Samples, and of a batch."""
+
+
+@pytest.mark.parametrize(("way", "size", "shuffle"), spread(WAYS, SIZES, [True, False], by=2), ids=str)
 @pytest.mark.parametrize(("ranks", "rank"), few([(3, 1)], of=[(1, 0), (3, 1), (4, 3)]))
-def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, samples, batch, ranks, rank):
+def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, size, ranks, rank):
     """Over several epochs; a rank its own part, which may be empty."""
-    check_rows(place, dtype, way, Schedule(17, samples, batch, 4, shuffle, 5), FakeJob(ranks, rank))
+    check_rows(place, dtype, way, Schedule(17, *size, 4, shuffle, 5), FakeJob(ranks, rank))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -135,7 +137,8 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, sa
 def test_a_run_may_begin_with_any_step(place, dtype, way, samples, batch):
     """In the middle of an epoch, and of a chunk, which may have begun in the epoch before."""
     schedule = Schedule(17, samples, batch, 4, True, 5)
-    for first in {1, schedule.batches, schedule.batches + 1, schedule.steps - 2, schedule.steps - 1}:
+    some = 1, schedule.batches + 1, schedule.steps - 1
+    for first in few(some, of=(*some, schedule.batches, schedule.steps - 2)):
         check_rows(place, dtype, way, schedule, FakeJob(3, 1), first)
 
 

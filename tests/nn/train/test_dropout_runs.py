@@ -16,7 +16,7 @@ from nn.model import reference
 from nn.model.net_text import make_network
 from pyrt.driver import Driver
 from pyrt.job import Job, join
-from tests import few
+from tests import few, spread
 from tests.nn.small_runs import outcome, require_passed, write_images
 from train import train
 
@@ -83,14 +83,13 @@ def test_ranks_that_share_layers_drop_what_the_reference_does(
 ) -> None:
     """By rows and by columns of the layer before; of four ranks also in two groups."""
     folder = Path(options.data).parent
-    for groups in (1, 2) if job.size == 4 else (1,):
+    for groups, batch in spread((1, 2), (20, 1), by=2) if job.size == 4 else ((1, 20), (1, 1)):
         if job.rank == 0:
             plan = {"grid": [groups, job.size // groups], "layers": list(splits)}
             (folder / "plan.json").write_text(json.dumps(plan))
         job.comm.barrier()
-        for batch in (20, 1):
-            changed = dataclasses.replace(options, plan=str(folder / "plan.json"), batch=batch, samples=23)
-            require_passed(train(changed, job))
+        changed = dataclasses.replace(options, plan=str(folder / "plan.json"), batch=batch, samples=23)
+        require_passed(train(changed, job))
 
 
 @pytest.mark.kernels
@@ -102,8 +101,7 @@ def test_kernels_drop_what_the_reference_does_with_graphs_and_without(
     options = dataclasses.replace(options, device=driver.name, net=net, batch=5, epochs=2)
     whole, *others = (
         outcome(options, job, graph=graph, placement=placement)
-        for graph in (True, False)
-        for placement in ("resident", "stream")
+        for graph, placement in spread((True, False), ("resident", "stream"), by=2)
     )
     require_passed(whole[-1])
     assert all(other[:3] == whole[:3] for other in others)

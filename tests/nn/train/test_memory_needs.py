@@ -29,6 +29,7 @@ from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.host_memory import HostMemory
 from pyrt.job import join
+from tests import LONG, few
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.1, momentum=0.0, val_fraction=0.1, device="cpu")
@@ -305,7 +306,7 @@ def end_all(monkeypatch, kind, options, error):
         ends = Ends(patch, kind, error)
         train(options)
         count = job.comm.bcast(ends.done, 1)
-        for place in range(0, count, max(1, count // 12)):
+        for place in range(0, count, max(1, count // (12 if LONG else 6))):
             ends.left, ends.done, ends.armed = place if job.rank == 1 else None, 0, False
             with pytest.raises(UserError, match="none is left"):
                 train(options)
@@ -319,10 +320,12 @@ def test_one_rank_without_memory_ends_all(digits, small_pieces, monkeypatch, err
         end_all(monkeypatch, CpuDriver, options, error)
 
 
+SHARING = [("peer", "model"), ("peer", "data"), ("hierarchical", "data")]
+"""Exchanges over memory that ranks share, and plans."""
+
+
 @pytest.mark.parallel([2])
-@pytest.mark.parametrize(
-    ("exchange", "plan"), [("peer", "data"), ("peer", "model"), ("hierarchical", "data")]
-)
+@pytest.mark.parametrize(("exchange", "plan"), few(SHARING[::2], of=SHARING))
 def test_one_rank_without_memory_ends_all_that_share_theirs(driver, digits, monkeypatch, exchange, plan):
     """At graphs too; watchdogs take no rank for gone."""
     where = {"device": driver.name, "share_gpus": True, "exchange": exchange, "plan": plan}

@@ -19,7 +19,7 @@ from nn.train.replay import MOST, is_timed, next_run
 from nn.train.training import Diverged, Training
 from pyrt.errors import UserError
 from pyrt.job import join
-from tests import few
+from tests import few, spread
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, seed=3)
@@ -141,11 +141,10 @@ def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
     """As a resident set: rows of 12 bytes, at most 10, 5 or 4 of a batch to a rank, in chunks of 1 to 4."""
     for case in CASES["ragged last batch"], CASES["ranks without samples"]:
         expected = ended(placement="resident", **case)[:3]
-        for chunk_bytes in (1, 250, 400, 10**6):
+        for chunk_bytes, graph in spread((1, 250, 400, 10**6), (False, True), by=2):
             monkeypatch.setattr(streamed, "CHUNK_BYTES", chunk_bytes)
-            for graph in (False, True):
-                got = ended(placement="stream", graph=graph, **case)[:3]
-                assert got == expected, (case, chunk_bytes, graph)
+            got = ended(placement="stream", graph=graph, **case)[:3]
+            assert got == expected, (case, chunk_bytes, graph)
 
 
 def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
@@ -228,13 +227,17 @@ def test_no_thread_outlives_a_run_that_ends_early(ended, monkeypatch, fails):
     if fails != "a loss":
         module = upload_queue if fails == "a helper" else streamed
         monkeypatch.setattr(module, "np", SimpleNamespace(**{**vars(np), "take": at_third_call}))
+    before = set(threading.enumerate())  # of other tests
     with pytest.raises(Diverged if fails == "a loss" else MemoryError):
         ended(placement="stream", batch=5, epochs=9, lr=1e6 if fails == "a loss" else 0.1)
-    assert "helper" not in [thread.name for thread in threading.enumerate()]
+    assert "helper" not in [thread.name for thread in set(threading.enumerate()) - before]
 
 
-@pytest.mark.parallel([1, 2])
-@pytest.mark.parametrize(("gemm", "end"), [("tiled", "sum of losses"), ("wgmma", "sums of the blocks")])
+ENDS = [("tiled", "sum of losses"), ("wgmma", "sums of the blocks")]
+
+
+@pytest.mark.parallel(few([2], of=[1, 2]))
+@pytest.mark.parametrize(("gemm", "end"), ENDS)
 def test_phases_in_graphs_are_counted_and_timed(driver, ended, gemm, end):
     """As often as without graphs; some of them are timed, and the host's part is the replays alone. One phase
     of the network's ``end`` is among them, which is one kernel where products are on tensor cores."""

@@ -18,7 +18,7 @@ from pyrt.exchange.device import DeviceExchange, create, shards
 from pyrt.job import Job
 from pyrt.mpi_probe import probe_cache
 from pyrt.mpi_probe.libraries import SENDRECV, SHARDS, WORKS, Verdict
-from tests import mpi
+from tests import few, mpi
 from tests.pyrt.exchange.trainer import BUCKETS, Trainer, check
 from tests.pyrt.fakes import LateDriver
 
@@ -35,7 +35,7 @@ def test_shards_cover_a_bucket_in_rank_order(size: int, ranks: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_one_iallreduce_where_the_mpi_can(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "verdict", lambda job, driver: Verdict("", iallreduce=True, is_proven=True))
     for driver, buckets, dtype in (
@@ -47,7 +47,7 @@ def test_one_iallreduce_where_the_mpi_can(job: Job, monkeypatch: pytest.MonkeyPa
         check(driver, job, "device", buckets, dtype)
 
 
-@pytest.mark.parallel([2, 3])
+@pytest.mark.parallel(few([3], of=[2, 3]))
 def test_ranks_whose_kernels_end_at_other_times_make_the_same_calls(job: Job) -> None:
     """Each rank's events are late by turns of its own; with one communicator calls would be mixed up."""
 

@@ -15,7 +15,7 @@ from pyrt.exchange import Bucket, NoUpdate, host
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job
-from tests import few
+from tests import few, spread
 from tests.pyrt.exchange.trainer import (
     BUCKETS,
     EXCHANGES,
@@ -41,12 +41,9 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def cases(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Bucket], np.dtype]]:
     """(exchange, buckets, dtype); of the dtypes `make test` takes them in turn."""
-    dtypes = "float32", "float64"
-    for number, name in enumerate(names):
-        for place, (case, buckets) in enumerate(BUCKETS.items()):
-            for dtype in few([dtypes[(number + place) % 2]], of=dtypes):
-                print(name, case, dtype)
-                yield name, buckets, np.dtype(dtype)
+    for name, (case, buckets), dtype in spread(names, list(BUCKETS.items()), ("float32", "float64"), by=2):
+        print(name, case, dtype)
+        yield name, buckets, np.dtype(dtype)
 
 
 @pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
@@ -89,15 +86,14 @@ def check_sums(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], n
     trainer.exchange.close()
 
 
-@pytest.mark.parallel([1, 3])
+@pytest.mark.parallel(few([3], of=[1, 3]))
 def test_sums_without_an_update(cpu: CpuDriver, driver: Driver, job: Job) -> None:
     """By every exchange; over peer memory on a device with kernels, of nodes of two ranks and of one."""
     node = job.comm.Split(job.rank // 2, job.rank)
-    for buckets in BUCKETS.values():
-        for name in ON_HOST:
-            check_sums(cpu, job, name, buckets, None)
-        for name in PEERS if job.size > 1 else ():
-            check_sums(driver, job, name, buckets, node if name == "hierarchical" else None)
+    for buckets, name in spread(list(BUCKETS.values()), ON_HOST, by=2):
+        check_sums(cpu, job, name, buckets, None)
+    for buckets, name in spread(list(BUCKETS.values()), PEERS, by=2) if job.size > 1 else ():
+        check_sums(driver, job, name, buckets, node if name == "hierarchical" else None)
     node.Free()
 
 

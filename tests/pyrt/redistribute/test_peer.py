@@ -17,6 +17,7 @@ from pyrt.errors import UserError
 from pyrt.graphs import Recorder
 from pyrt.job import Job
 from pyrt.redistribute import Redistribution
+from tests import few
 from tests.pyrt.exchange.test_peer import TouchedComm
 from tests.pyrt.redistribute.test_redistribute import (
     KINDS,
@@ -47,7 +48,7 @@ def mine_of(mover: Mover, move: Redistribution, matrices: np.ndarray) -> np.ndar
     return part_of(matrices[mover.job.rank], move.source_of(mover.job.size, mover.job.rank))
 
 
-@pytest.mark.parallel([3, 4])
+@pytest.mark.parallel(few([3], of=[3, 4]))
 def test_late_ranks_change_no_bit(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of all sizes in a random order: ranks sleep before some of them, threads take random turns."""
     device = EmulatedDriver(order_seed=job.rank) if driver.name == "emulated" else driver
@@ -94,7 +95,7 @@ def test_other_work_runs_beside_a_move(driver: Driver, job: Job, way: str) -> No
     mover.links.close()
 
 
-@pytest.mark.parallel([2, 3])
+@pytest.mark.parallel(few([3], of=[2, 3]))
 def test_graphs_hold_moves(driver: Driver, job: Job) -> None:
     """A graph of all of them, replayed with new numbers, and in between moves without it."""
     mover = Mover("peer", driver, job, F4, MIXED)

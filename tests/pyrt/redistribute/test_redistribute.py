@@ -22,7 +22,7 @@ from pyrt.phases import Phases
 from pyrt.redistribute import Redistribution, RedistributionContext, device
 from pyrt.redistribute.regions import Region
 from pyrt.streams import Streams
-from tests import few
+from tests import few, spread
 from tests.pyrt.exchange.counting import CountingComm
 from tests.pyrt.fakes import LateDriver
 
@@ -207,7 +207,7 @@ def require_device_buffers(job: Job, driver: Driver) -> None:
 @pytest.mark.parallel(few([4], of=[2, 3, 4]))
 def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
     """On a device that does everything at once, and on one that does everything late."""
-    for kind, way in itertools.product((CpuDriver, LateDriver), ("host", "device")):
+    for kind, way in spread((CpuDriver, LateDriver), ("host", "device"), by=2):
         check_series(kind(), job, way, dtype, [*SHAPES, IMAGES])
 
 
@@ -220,7 +220,8 @@ def test_moves_of_a_device(
         require_device_buffers(job, driver)
     if driver.name == "emulated":
         monkeypatch.setattr(driver, "multiprocessors", 6)  # of which a move takes half
-    check_series(driver, job, way, dtype, [*(SHAPES if dtype == F4 else SHAPES[1::2]), IMAGES])
+    shapes = few(SHAPES[::2], of=SHAPES) if dtype == F4 else SHAPES[1::2]
+    check_series(driver, job, way, dtype, [*shapes, IMAGES])
 
 
 class TestMove:
@@ -270,7 +271,7 @@ class TestMove:
             Redistribution((3, 3), *kind)
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
 @pytest.mark.parametrize("way", ["host", "device"])
 def test_messages_through_mpi(cpu: CpuDriver, job: Job, way: str) -> None:
     """Bytes that leave and arrive are those that a move says; of a sum to all it is two calls."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -13,17 +15,20 @@ def ints(count: int) -> np.ndarray:
     return np.zeros(count, np.int32)
 
 
-def one_each(plain: Bench, value: str, threads: int = 64, kind: str = "int") -> np.ndarray:
-    """The value of an expression in each thread of a block; ``i`` is the thread."""
+def check_each(plain: Bench, expected: Mapping[str, object], kind: str = "int", rtol: float = 0.0) -> None:
+    """Compare the value of each expression in each of 64 threads of a block; ``i`` is the thread."""
+    lines = "\n".join(f"out[{row * 64} + i] = {value};" for row, value in enumerate(expected))
     source = f"""
+    #include <cuda_fp16.h>
     extern "C" __global__ void test({kind} *out)
     {{
         const int i = threadIdx.x;
-        out[i] = {value};
+        {lines}
     }}"""
-    dtype = {"int": np.int32, "float": np.float32, "double": np.float64}[kind]
-    (out,) = plain.kernel(source)(1, threads, np.zeros(threads, dtype))
-    return out
+    dtype = {"int": np.int32, "double": np.float64}[kind]
+    (out,) = plain.kernel(source)(1, 64, np.zeros((len(expected), 64), dtype))
+    for row, (value, right) in zip(out, expected.items(), strict=True):
+        np.testing.assert_allclose(row, right, rtol=rtol, err_msg=value)
 
 
 I = np.arange(64)
@@ -49,19 +54,16 @@ class TestPlaces:
 
 
 class TestBarriers:
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("__syncthreads_count(i < 41)", 41),
-            ("__syncthreads_count(2 * i)", 63),
-            ("__syncthreads_and(i < 64)", 1),
-            ("__syncthreads_and(i != 50)", 0),
-            ("__syncthreads_or(i == 50)", 1),
-            ("__syncthreads_or(0)", 0),
-        ],
-    )
-    def test_counting_forms(self, plain: Bench, value: str, expected: int) -> None:
-        assert set(one_each(plain, value)) == {expected}
+    def test_counting_forms(self, plain: Bench) -> None:
+        expected: dict[str, object] = {
+            "__syncthreads_count(i < 41)": 41,
+            "__syncthreads_count(2 * i)": 63,
+            "__syncthreads_and(i < 64)": 1,
+            "__syncthreads_and(i != 50)": 0,
+            "__syncthreads_or(i == 50)": 1,
+            "__syncthreads_or(0)": 0,
+        }
+        check_each(plain, expected)
 
     def test_what_was_written_before_is_seen_after(self, plain: Bench) -> None:
         source = """
@@ -81,41 +83,33 @@ class TestBarriers:
 
 
 class TestWarps:
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("__shfl_sync(~0u, 3 * i, 5)", I - LANE + 5),
-            ("__shfl_sync(~0u, 3 * i, i + 1, 8)", I // 8 * 8 + (I + 1) % 8),
-            ("__shfl_up_sync(~0u, 3 * i, 3)", np.where(LANE < 3, I, I - 3)),
-            ("__shfl_up_sync(~0u, 3 * i, 3, 8)", np.where(I % 8 < 3, I, I - 3)),
-            ("__shfl_down_sync(~0u, 3 * i, 3)", np.where(LANE > 28, I, I + 3)),
-            ("__shfl_down_sync(~0u, 3 * i, 3, 16)", np.where(I % 16 > 12, I, I + 3)),
-            ("__shfl_xor_sync(~0u, 3 * i, 5)", I ^ 5),
+    def test_shuffles(self, plain: Bench) -> None:
+        lanes = {
+            "__shfl_sync(~0u, 3 * i, 5)": I - LANE + 5,
+            "__shfl_sync(~0u, 3 * i, i + 1, 8)": I // 8 * 8 + (I + 1) % 8,
+            "__shfl_up_sync(~0u, 3 * i, 3)": np.where(LANE < 3, I, I - 3),
+            "__shfl_up_sync(~0u, 3 * i, 3, 8)": np.where(I % 8 < 3, I, I - 3),
+            "__shfl_down_sync(~0u, 3 * i, 3)": np.where(LANE > 28, I, I + 3),
+            "__shfl_down_sync(~0u, 3 * i, 3, 16)": np.where(I % 16 > 12, I, I + 3),
+            "__shfl_xor_sync(~0u, 3 * i, 5)": I ^ 5,
             # A higher segment may read from a lower one, not the other way round.
-            ("__shfl_xor_sync(~0u, 3 * i, 8, 8)", np.where(I & 8, I ^ 8, I)),
-        ],
-    )
-    def test_shuffles(self, plain: Bench, value: str, expected: np.ndarray) -> None:
-        np.testing.assert_array_equal(one_each(plain, value), 3 * expected)
+            "__shfl_xor_sync(~0u, 3 * i, 8, 8)": np.where(I & 8, I ^ 8, I),
+        }
+        check_each(plain, {value: 3 * lane for value, lane in lanes.items()})
 
     def test_shuffles_of_eight_bytes(self, plain: Bench) -> None:
-        out = one_each(plain, "__shfl_xor_sync(~0u, i / 3.0, 1)", kind="double")
-        np.testing.assert_array_equal(out, (I ^ 1) / 3.0)
+        check_each(plain, {"__shfl_xor_sync(~0u, i / 3.0, 1)": (I ^ 1) / 3.0}, kind="double")
 
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("__ballot_sync(~0u, i % 2)", -0x55555556),
-            (
-                "i % 32 < 8 ? __ballot_sync(0xff, i % 3 == 0) : 0",
-                np.where(LANE < 8, np.where(I < 32, 0b01001001, 0b10010010), 0),
+    def test_votes(self, plain: Bench) -> None:
+        expected: dict[str, object] = {
+            "__ballot_sync(~0u, i % 2)": -0x55555556,
+            "i % 32 < 8 ? __ballot_sync(0xff, i % 3 == 0) : 0": np.where(
+                LANE < 8, np.where(I < 32, 0b01001001, 0b10010010), 0
             ),
-            ("__any_sync(~0u, i == 40)", I // 32),
-            ("__all_sync(~0u, i != 40)", 1 - I // 32),
-        ],
-    )
-    def test_votes(self, plain: Bench, value: str, expected: np.ndarray | int) -> None:
-        np.testing.assert_array_equal(one_each(plain, value), np.broadcast_to(expected, 64))
+            "__any_sync(~0u, i == 40)": I // 32,
+            "__all_sync(~0u, i != 40)": 1 - I // 32,
+        }
+        check_each(plain, expected)
 
     def test_parts_of_a_warp_meet_by_themselves(self, plain: Bench) -> None:
         source = """
@@ -185,33 +179,36 @@ class TestSharedMemory:
 
 
 class TestAtomics:
-    @pytest.mark.parametrize("scope", ["", "_block", "_system"])
-    @pytest.mark.parametrize(
-        ("call", "start", "end"),
-        [
-            ("Add({}, i)", 5, 5 + I.sum()),
-            ("Sub({}, i)", 5, 5 - I.sum()),
-            ("Min({}, i + 3)", 50, 3),
-            ("Max({}, i)", 5, 63),
-            ("And({}, ~(i & 12))", 255, 255 & ~12),
-            ("Or({}, i & 12)", 1, 13),
-            ("Xor({}, i)", 9, 9),
-            ("Inc((unsigned *){}, 9)", 0, 4),
-            ("Dec((unsigned *){}, 9)", 0, 6),
-            ("Exch({}, 7)", 5, 7),
-            ("CAS({}, i, i + 1)", 0, 64),
-        ],
+    CALLS = (
+        ("Add({}, i)", 5, 5 + I.sum()),
+        ("Sub({}, i)", 5, 5 - I.sum()),
+        ("Min({}, i + 3)", 50, 3),
+        ("Max({}, i)", 5, 63),
+        ("And({}, ~(i & 12))", 255, 255 & ~12),
+        ("Or({}, i & 12)", 1, 13),
+        ("Xor({}, i)", 9, 9),
+        ("Inc((unsigned *){}, 9)", 0, 4),
+        ("Dec((unsigned *){}, 9)", 0, 6),
+        ("Exch({}, 7)", 5, 7),
+        ("CAS({}, i, i + 1)", 0, 64),
     )
-    def test_integers(self, plain: Bench, scope: str, call: str, start: int, end: int) -> None:
-        name, arguments = call.split("(", 1)
+    """Each with what was there before, and what is there at the end."""
+
+    @pytest.mark.parametrize("scope", ["", "_block", "_system"])
+    def test_integers(self, plain: Bench, scope: str) -> None:
+        lines = []
+        for place, (call, *_) in enumerate(self.CALLS):
+            name, arguments = call.split("(", 1)
+            lines.append(f"atomic{name}{scope}({arguments.format(f'(x + {place})')};")
         source = f"""
         extern "C" __global__ void test(int *x)
         {{
             const int i = threadIdx.x;
-            atomic{name}{scope}({arguments.format("x")};
+            {" ".join(lines)}
         }}"""
-        (x,) = plain.kernel(source)(1, 64, np.array([start], np.int32))
-        assert x == end
+        calls, before, after = zip(*self.CALLS, strict=True)
+        (x,) = plain.kernel(source)(1, 64, np.array(before, np.int32))
+        assert dict(zip(calls, x, strict=True)) == dict(zip(calls, after, strict=True))
 
     def test_real_numbers_over_all_cores(self, plain: Bench) -> None:
         source = """
@@ -230,41 +227,35 @@ class TestAtomics:
 
 
 class TestArithmetic:
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("min(i, 5) + max(i, 60)", np.minimum(I, 5) + np.maximum(I, 60)),
-            ("__popc(i)", [i.bit_count() for i in range(64)]),
-            ("__ffs(i)", [(i & -i).bit_length() for i in range(64)]),
-            ("__clz(i)", [32 - i.bit_length() for i in range(64)]),
-            ("__float_as_int(__int_as_float(i + 1000))", I + 1000),
-            ("__float_as_int(1.0f)", 0x3F800000),
-            ("__float_as_uint(__uint_as_float(i + 3000000000u)) - 3000000000u", I),
-            ("__float_as_uint(-0.0f) >> 31", 1),
-            ("warpSize", 32),
-            ("sizeof(float4) + 100 * alignof(float4)", 1616),
-            ("alignof(double2) + 100 * alignof(double4)", 1616),
-            ("alignof(longlong2) + 100 * alignof(short4) + 10000 * alignof(char4)", 40816),
-            ("make_char2(0, i).y + make_ulonglong3(0, 0, i).z + make_short2(i, 0).x", 3 * I),
-        ],
-    )
-    def test_whole_numbers(self, plain: Bench, value: str, expected: object) -> None:
-        np.testing.assert_array_equal(one_each(plain, value), expected)
+    def test_whole_numbers(self, plain: Bench) -> None:
+        expected: dict[str, object] = {
+            "min(i, 5) + max(i, 60)": np.minimum(I, 5) + np.maximum(I, 60),
+            "__popc(i)": [i.bit_count() for i in range(64)],
+            "__ffs(i)": [(i & -i).bit_length() for i in range(64)],
+            "__clz(i)": [32 - i.bit_length() for i in range(64)],
+            "__float_as_int(__int_as_float(i + 1000))": I + 1000,
+            "__float_as_int(1.0f)": 0x3F800000,
+            "__float_as_uint(__uint_as_float(i + 3000000000u)) - 3000000000u": I,
+            "__float_as_uint(-0.0f) >> 31": 1,
+            "warpSize": 32,
+            "sizeof(float4) + 100 * alignof(float4)": 1616,
+            "alignof(double2) + 100 * alignof(double4)": 1616,
+            "alignof(longlong2) + 100 * alignof(short4) + 10000 * alignof(char4)": 40816,
+            "make_char2(0, i).y + make_ulonglong3(0, 0, i).z + make_short2(i, 0).x": 3 * I,
+        }
+        check_each(plain, expected)
 
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("rsqrt(i + 1.0)", 1 / np.sqrt(I + 1)),
-            ("rsqrtf(i + 1.0f)", 1 / np.sqrt(I + 1)),
-            ("__expf(i / 9.0f)", np.exp(I / 9)),
-            ("__logf(i + 1.0f)", np.log(I + 1)),
-            ("__fdividef(i, 3)", I / 3),
-            ("exp(-float(i)) + tanhf(i)", np.exp(-I.astype(float)) + np.tanh(I)),
-            ("fmaxf(i, 3) * sqrtf(i)", np.maximum(I, 3) * np.sqrt(I)),
-        ],
-    )
-    def test_real_numbers(self, plain: Bench, value: str, expected: np.ndarray) -> None:
-        np.testing.assert_allclose(one_each(plain, value, kind="double"), expected, rtol=1e-6)
+    def test_real_numbers(self, plain: Bench) -> None:
+        expected: dict[str, object] = {
+            "rsqrt(i + 1.0)": 1 / np.sqrt(I + 1),
+            "rsqrtf(i + 1.0f)": 1 / np.sqrt(I + 1),
+            "__expf(i / 9.0f)": np.exp(I / 9),
+            "__logf(i + 1.0f)": np.log(I + 1),
+            "__fdividef(i, 3)": I / 3,
+            "exp(-float(i)) + tanhf(i)": np.exp(-I.astype(float)) + np.tanh(I),
+            "fmaxf(i, 3) * sqrtf(i)": np.maximum(I, 3) * np.sqrt(I),
+        }
+        check_each(plain, expected, kind="double", rtol=1e-6)
 
     def test_numbers_of_16_bits(self, plain: Bench) -> None:
         h = "half(i)"
@@ -295,17 +286,7 @@ class TestArithmetic:
             + 1,
             f"__high2float(__hmul2(__half2half2({h}), __half2half2(half(2))))": 2 * I,
         }
-        lines = "\n".join(f"out[{row * 64} + i] = {value};" for row, value in enumerate(expected))
-        source = f"""
-        #include <cuda_fp16.h>
-        extern "C" __global__ void test(double *out)
-        {{
-            const int i = threadIdx.x;
-            {lines}
-        }}"""
-        (out,) = plain.kernel(source)(1, 64, np.zeros((len(expected), 64)))
-        for row, (value, right) in zip(out, expected.items(), strict=True):
-            np.testing.assert_array_equal(row, right, err_msg=value)
+        check_each(plain, expected, kind="double")
 
     def test_vectors(self, plain: Bench) -> None:
         source = """
