@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,6 +245,17 @@ class TestSignals:
         assert set(exit_codes(tmp_path)) <= {130, 143}  # Open MPI gives ranks SIGTERM whatever it was given
         assert "Traceback" not in done.stderr
         wait_until(lambda: all(map(is_gone, pids)), "all ranks to end")
+
+
+def test_a_pause_goes_on_behind_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems let it interrupt even this call."""
+
+    def interrupted() -> None:
+        raise InterruptedError
+
+    nobody: Any = None
+    monkeypatch.setattr(os, "sched_yield", interrupted)
+    Job(nobody, nobody, "", 1.0).pause()
 
 
 class TestOneProcess:
