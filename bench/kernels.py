@@ -104,11 +104,12 @@ class Part:
 
 
 class Span(NamedTuple):
-    """A kernel that ran: nanoseconds on the device's clock."""
+    """A kernel that ran: nanoseconds on the device's clock; the number of its launch."""
 
     kernel: str
     start: int
     end: int
+    launch: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,8 @@ def parse_trace(text: str) -> list[Span]:
     for row in csv.DictReader(lines[begin:]):
         if not row["Name"].startswith("["):  # [CUDA memcpy Host-to-Device]
             start = int(row["Start (ns)"])
-            spans.append(Span(row["Name"].split("(")[0], start, start + int(row["Duration (ns)"])))
+            end = start + int(row["Duration (ns)"])
+            spans.append(Span(row["Name"].split("(")[0], start, end, int(row["CorrId"])))
     return sorted(spans, key=lambda span: span.start)
 
 
@@ -203,8 +205,12 @@ def own_times(spans: Sequence[Span]) -> list[float]:
 
 
 def steps(spans: Sequence[Span], kernels: Sequence[str]) -> list[list[float]]:
-    """List the kernels' times in each whole step: wherever these kernels run one after the other."""
-    times, names = own_times(spans), [span.kernel for span in spans]
+    """List the kernels' times in each whole step: wherever these kernels are launched one after the other.
+
+    Of two streams a kernel may start before one that was launched before it.
+    """
+    launched = sorted(zip(spans, own_times(spans), strict=True), key=lambda pair: pair[0].launch)
+    times, names = [time for _, time in launched], [span.kernel for span, _ in launched]
     found, place, length = [], 0, len(kernels)
     while place + length <= len(names):
         if names[place : place + length] == list(kernels):

@@ -37,9 +37,9 @@ def place_beside(items: Sequence[Item], gradients: DeviceArray, kernels: Kernels
 
 
 def _first_place(operation: Operation, before: Sequence[Item]) -> int:
-    """Return the first place in the list before an operation at which it may come."""
+    """Return the first place in the list before an operation, in its part, at which it may come."""
     place = len(before)
-    while place:
+    while place and before[place - 1].part == operation.part:
         item = before[place - 1]
         if isinstance(item, Operation) and (item.beside or _conflict(item, operation)):
             break

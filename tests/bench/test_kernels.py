@@ -20,8 +20,8 @@ HEAD = (
 )
 
 
-def line(start, duration, name):
-    blocks = f"{start},{duration},151,375,8,1,384,1,1,168,0.001,0.198,"
+def line(start, duration, name, launch=151):
+    blocks = f"{start},{duration},{launch},375,8,1,384,1,1,168,0.001,0.198,"
     return f'{blocks},,,,NVIDIA H100 80GB HBM3 (0),1,,13,"{name}"'
 
 
@@ -55,7 +55,8 @@ PEAKS = Peaks(67, 990, 3.35)
 def test_a_trace_holds_kernels_without_copies():
     spans = kernels.parse_trace(TRACE)
     assert spans[:3] == [
-        *(Span("split_into_components", 900, 950), Span("gather", 1000, 6000), Span("product", 5500, 15000))
+        Span("split_into_components", 900, 950, 151),
+        *(Span("gather", 1000, 6000, 151), Span("product", 5500, 15000, 151)),
     ]
     assert [span.kernel for span in spans[1:9]] == NAMES * 2
     assert kernels.parse_trace("SKIPPED: step.sqlite does not contain CUDA trace data.") == []
@@ -70,6 +71,12 @@ def test_steps_are_whole_and_nothing_else_is_one():
     found = kernels.steps(kernels.parse_trace(TRACE), NAMES)
     assert found == [pytest.approx([5, 9, 2, 1.5]), pytest.approx([6, 8, 3, 1])]
     assert kernels.steps(kernels.parse_trace(TRACE), ["product", "gather"]) == []
+
+
+def test_a_step_is_known_by_its_launches_not_by_their_starts():
+    """As where the second runs on a stream of its own, behind the end of the first."""
+    spans = [Span("first", 0, 5000, 7), Span("third", 4000, 9000, 9), Span("second", 5000, 6000, 8)]
+    assert kernels.steps(spans, ["first", "second", "third"]) == [pytest.approx([5, 0, 4])]
 
 
 def test_rows_are_medians_with_an_operations_floors_beside_its_first_kernel():
@@ -166,7 +173,7 @@ def test_parts_are_those_of_a_training_step(driver, monkeypatch):
     names = [name for part in parts for name in part.kernels]
     assert names == [
         *("gather_batch", "gemm_tiled", "bias_activation", "gemm_tiled", "softmax_head", "column_sums"),
-        *("column_sums", "gemm_tiled", "activation_backward", "gemm_tiled", "column_sums", "gemm_tiled"),
+        *("column_sums", "gemm_tiled", "gemm_tiled", "activation_backward", "column_sums", "gemm_tiled"),
         "update",
     ]
     if driver.architecture not in TENSOR_ARCHITECTURES:

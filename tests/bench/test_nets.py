@@ -50,7 +50,11 @@ def test_our_steps_are_those_of_a_run(monkeypatch):
         assert isinstance(options, Options)
         asked.append(options)
         epochs = [SimpleNamespace(seconds=seconds) for seconds in (9.0, 9.0, 0.2, 0.4, 0.3)]
-        return SimpleNamespace(epochs=epochs, memory=SimpleNamespace(device=1234))
+        lines = [
+            SimpleNamespace(name=name, device=nbytes) for name, nbytes in (("layer 1", 1200), ("all", 34))
+        ]
+        memory = SimpleNamespace(lines=[*lines, SimpleNamespace(name="batches", device=10**6)])
+        return SimpleNamespace(epochs=epochs, memory=memory)
 
     monkeypatch.setattr("train.train", train)
     assert nets.ours("vgg16", 64, "bf16") == (Times.of([0.01, 0.02, 0.015]), 1234)

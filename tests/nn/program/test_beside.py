@@ -170,6 +170,16 @@ def test_an_operation_moves_up_to_what_it_reads():
     assert names == ["change", "sums at 0", "change", "sums at 8", "change"]
 
 
+def test_it_stays_in_its_part():
+    """Parts run one after the other, whatever the list says."""
+    made = List()
+    X, A = made.matrix(), made.matrix()
+    forward = replace(made.change(A, A), part=FORWARD)
+    items = [replace(made.change(A, X), part=FORWARD), forward, made.sums(X, 0), made.change(X, A)]
+    names = [name for name, _, _ in made.placed(items)]
+    assert names == ["change", "change", "sums at 0", "change"]
+
+
 def test_the_last_operations_stay():
     made = List()
     X, A = made.matrix(), made.matrix()
