@@ -136,13 +136,23 @@ class Kernels:
             self._lent = before
 
     def may_run_beside(self, work: Work) -> bool:
-        """Return whether the work may run while others do.
+        """Return whether the work may run on a stream beside others.
 
-        Not if its blocks are as many as run at once, each with as much to do: others would hold up some of
-        them, and so all. Nor if it makes large matrices on the way, which can share the memory of others'.
+        Not a convolution of few channels, whose blocks would crowd some multiprocessors. Nor if it makes
+        large matrices on the way, which can share the memory of others'.
         """
         alone = ("narrow", "im2col", "winograd", "winograd_2x2")
         return work.convolution is None or self.choose(work.convolution) not in alone
+
+    def fills_device(self, work: Work) -> bool:
+        """Return whether the work's blocks are as many as run at once, each with as much to do.
+
+        Beside other work some of them would be held up, and so all.
+        """
+        convolution = work.convolution
+        if convolution is None or convolution.samples <= self.driver.multiprocessors:
+            return False
+        return self.choose(convolution) == "narrow"
 
     def workspace(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Make room for what kernels leave for each other within a launch: lent to them, or new memory."""

@@ -33,7 +33,7 @@ def place_beside(items: Sequence[Item], gradients: DeviceArray, kernels: Kernels
             result.insert(_first_place(item, result), replace(item, beside=True))
         else:
             result.append(item)
-    return _ordered(_without_last(result))
+    return _ordered(_without_last(result), kernels)
 
 
 def _first_place(operation: Operation, before: Sequence[Item]) -> int:
@@ -47,10 +47,11 @@ def _first_place(operation: Operation, before: Sequence[Item]) -> int:
     return place
 
 
-def _ordered(items: Sequence[Item]) -> list[Item]:
+def _ordered(items: Sequence[Item], kernels: Kernels) -> list[Item]:
     """Let operations wait for the one before them, and for those beside them whose arrays they touch.
 
-    They also wait for layers above where these keep much memory in use.
+    They also wait for layers above where these keep much memory in use, and for all where they take all of
+    the device.
     """
     result: list[Item] = []
     pending: list[Operation] = []
@@ -62,7 +63,7 @@ def _ordered(items: Sequence[Item]) -> list[Item]:
             behind_beside = item.beside
             if item.beside:
                 pending.append(item)
-            elif _must_wait(item, pending):
+            elif pending and (kernels.fills_device(item.work) or _must_wait(item, pending)):
                 item, pending = replace(item, waits_for_beside=True), []
         result.append(item)
     return result

@@ -57,6 +57,12 @@ def test_a_convolution_of_few_channels_never_runs_beside_others():
     assert all(item.work.convolution.window.channels > 3 for item in beside)
 
 
+@pytest.mark.parametrize(("batch", "waiting"), [(128, []), (3000, ["backward convolution 7"])])
+def test_what_fills_the_device_waits_for_all(batch, waiting):
+    operations = operations_of(step_of("lenet5", batch=batch).items)
+    assert [item.name for item in operations if item.waits_for_beside] == waiting
+
+
 @pytest.mark.parametrize(("net", "conv"), [("mnist-conv", "im2col"), ("vgg16", "auto")])
 def test_what_makes_large_matrices_runs_alone(net, conv):
     """Of vgg16 the gradients of 256 channels and more, by Winograd's tiles."""
