@@ -22,8 +22,8 @@ setup:  ## prepare the environment that run and test use: PATH's own where it ha
 run:  ## train on the embedded digits: mpirun -n 4 python train.py --hidden 512 --batch 3000
 	@bash tools/env.sh run bash tools/run.sh $(ARGS)
 
-# Two processes share the tests; ARGS=-n0 runs them in one, for a debugger.
-PYTEST = python3 -m pytest -n 2 --dist worksteal
+# One process more than cores shares the tests, since some wait, up to 9; ARGS=-n0 runs them in one, for a debugger.
+PYTEST = python3 -m pytest -n $(shell cores=$$(nproc); echo $$(((cores < 8 ? cores : 8) + 1))) --dist worksteal
 
 test:  ## run the tests, those for a GPU where there is one
 	@bash tools/env.sh report $(PYTEST) $(ARGS)
