@@ -16,7 +16,8 @@ from nn.program.rewrite import overlap
 from pyrt.arrays import DeviceArray
 
 MOST_BYTES = 128 << 20
-"""Of what operations read that run beside those of layers below: it cannot be written over meanwhile."""
+"""The way back waits once operations beside it read more than this for layers above: until they end nothing
+may be written there."""
 
 
 def place_beside(items: Sequence[Item], gradients: DeviceArray, kernels: Kernels) -> list[Item]:
@@ -70,6 +71,7 @@ def _ordered(items: Sequence[Item], kernels: Kernels) -> list[Item]:
 
 
 def _must_wait(item: Operation, pending: Sequence[Operation]) -> bool:
+    """Return whether those beside it touch its arrays, or keep much memory in use for layers above."""
     above = [one for one in pending if item.layer < one.layer]
     read = {array.pointer: array.nbytes for one in above for array in one.reads}
     return sum(read.values()) > MOST_BYTES or any(_conflict(item, one) for one in pending)

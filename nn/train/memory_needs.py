@@ -47,7 +47,7 @@ class Line:
     """And their gradients, bf16 components of both, and the largest workspaces: all that a step uses up. They
     share one allocation, by their lifetimes."""
     workspaces: int = 0
-    """What operations keep beside their operands."""
+    """Small arrays that operations keep for their kernels: maps of tensors, counters, sums of blocks."""
     buffers: int = 0
     """All else on the device."""
     pinned: int = 0

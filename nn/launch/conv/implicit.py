@@ -178,14 +178,18 @@ class ImplicitConvolution(Work):
 
     def workspace(self, kernels: Kernels) -> int:
         tiling = self._tiling(kernels.driver)
-        return 4 * meeting_size(tiling, math.prod(self._tiles(tiling)))
+        return 4 * meeting_size(tiling, math.prod(self._tiles(tiling, self._gathering)))
 
     def _tiling(self, driver: Driver) -> Tiling:
         return self.tiling or choose(self, driver.multiprocessors, driver.shared_memory)
 
-    def _tiles(self, tiling: Tiling) -> tuple[int, int]:
+    @property
+    def _gathering(self) -> Gathering:
+        return Gathering.of(gathered(self.work)[0])
+
+    def _tiles(self, tiling: Tiling, gathering: Gathering) -> tuple[int, int]:
         """Count the tiles of the result, down and across; dW has those of each place by itself."""
-        (M, N), gathering = self.result.shape, Gathering.of(gathered(self.work)[0])
+        M, N = self.result.shape
         if self._of_filters:
             return blocks(M, tiling.rows), gathering.places * blocks(gathering.width, tiling.columns)
         return blocks(M, tiling.rows), blocks(N, tiling.columns)
@@ -201,7 +205,7 @@ class ImplicitConvolution(Work):
         window, _ = gathered(self.work)
         driver, gathering = kernels.driver, Gathering.of(window)
         result, samples, tiling = self.result, self.work.samples, self._tiling(driver)
-        (M, N), grid = result.shape, (*self._tiles(tiling), tiling.parts)
+        (M, N), grid = result.shape, (*self._tiles(tiling, gathering), tiling.parts)
         if self._of_filters:
             pixels, matrix = _LINE, self.matrix.tensor_map(True, tiling.rows)
             depth = blocks(samples * window.places, _LINE)
@@ -269,11 +273,10 @@ class ImplicitConvolution(Work):
 
 def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
     """List the cuts to choose from."""
-    _, _, K = _sizes(work)
-    of_filters = isinstance(work.work, FilterGradient)
+    of_filters = work._of_filters
     counts = work.matrix.count, work.images.count
     a, b = counts if of_filters else counts[::-1]
-    cuts = candidates(K, a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
+    cuts = candidates(_depth(work), a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
     return cuts if of_filters or a > 1 else [_with_room_for_two(cut, shared_memory) for cut in cuts]
 
 
@@ -290,30 +293,20 @@ def _with_room_for_two(cut: Tiling, shared_memory: int) -> Tiling:
 
 def choose(work: ImplicitConvolution, multiprocessors: int, shared_memory: int) -> Tiling:
     """Choose the cut of least predicted time."""
-    M, N, K = _sizes(work)
-    of_filters = isinstance(work.work, FilterGradient)
-    gathering = Gathering.of(gathered(work.work)[0])
-    times = (FILTERS if of_filters else FORWARD)[work.images.count]
+    gathering, depth = work._gathering, blocks(_depth(work), _LINE)
+    times = (FILTERS if work._of_filters else FORWARD)[work.images.count]
 
     def time(tiling: Tiling) -> float:
-        # The filters' gradient: of each place by itself, the last tile perhaps a part of one.
-        across = (
-            gathering.places * blocks(gathering.width, tiling.columns)
-            if of_filters
-            else blocks(N, tiling.columns)
-        )
-        return predicted(times, tiling, blocks(M, tiling.rows) * across, blocks(K, _LINE), multiprocessors)
+        return predicted(times, tiling, math.prod(work._tiles(tiling, gathering)), depth, multiprocessors)
 
     return min(tilings(work, shared_memory), key=time)
 
 
-def _sizes(work: ImplicitConvolution) -> tuple[int, int, int]:
-    """M, N and K of the product, K with the zeros behind the last channels."""
-    M, N = work.result.shape
-    gathering = Gathering.of(gathered(work.work)[0])
-    if isinstance(work.work, FilterGradient):
-        return M, N, work.work.samples * work.work.window.places
-    return M, N, gathering.places * gathering.chunks * _LINE
+def _depth(work: ImplicitConvolution) -> int:
+    """Count K of the product, with the zeros behind the last channels."""
+    if work._of_filters:
+        return work.work.samples * work.work.window.places
+    return work._gathering.places * work._gathering.chunks * _LINE
 
 
 def bind_implicit(kernels: Kernels, work: ConvolutionWork) -> Launch:

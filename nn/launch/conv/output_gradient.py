@@ -47,7 +47,7 @@ class OutputGradient(Work):
 
     @property
     def made(self) -> DeviceArray:
-        """What f' is taken from: A or, behind a pool, what that made of it."""
+        """Return what f' is taken from: A or, behind a pool, what the pool made of A."""
         return self.activation.A if self.pooling is None else self.pooling.made
 
     @property

@@ -27,8 +27,8 @@ _FILTERS, _ACROSS = 8, 5
 _COLUMNS = (3, 5)
 _MOST_SEGMENTS, _FILTER_THREADS = 192, 256
 _LEAST_THREADS, _ALONE_THREADS = 128, 256
-"""Of a forward block, at least where its tile has fewer segments: one of many, and one that has a
-multiprocessor to itself."""
+"""Threads that a forward block has at least, though its tile has fewer segments. The second number is for a
+block that has a multiprocessor to itself."""
 
 _MOST_FILTERS = 16
 """Filters up to which this is faster than `narrow`: each FILTERS of them load the images again."""

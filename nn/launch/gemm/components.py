@@ -75,7 +75,7 @@ class Components:
         *,
         packed: bool = False,
     ) -> Components:
-        """As `empty`, in an array that ``empty`` makes; what pads the rows is unspecified, as it may be."""
+        """Make components in an array that ``empty`` makes. No kernel uses what pads its rows."""
         ld = columns if packed else -(-max(columns, 1) // _LINE) * _LINE
         if max(rows, 1) * ld > LARGEST:
             raise UserError(

@@ -54,7 +54,7 @@ def test_convolutions(layer, inputs):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("kind", ["max", "mean"])
 def test_pooling(kind, ties):
-    """Of equal pixels PyTorch, too, takes the first."""
+    """PyTorch, too, takes the first of equal pixels."""
     rng = np.random.default_rng(0)
     for size, stride, shape in test_pool.fitting():
         layer = (MaxPool2d if kind == "max" else AvgPool2d)(size, stride)

@@ -65,7 +65,7 @@ def test_what_fills_the_device_waits_for_all(batch, waiting):
 
 @pytest.mark.parametrize(("net", "conv"), [("mnist-conv", "im2col"), ("vgg16", "auto")])
 def test_what_makes_large_matrices_runs_alone(net, conv):
-    """Of vgg16 the gradients of 256 channels and more, by Winograd's tiles."""
+    """Winograd's tiles make vgg16's gradients of 256 channels and more: these run alone."""
     operations = operations_of(step_of(net, conv=conv).items)
     layers = {item.layer for item in operations if item.beside and item.work.convolution is not None}
     assert layers == ({2, 3, 4, 5} if net == "vgg16" else set())
@@ -92,7 +92,7 @@ def without_places(monkeypatch):
 
 
 def key(operation):
-    """What an operation is known by in two lists of the same step: addresses are the same."""
+    """Identify an operation in two lists of the same step, which have the same addresses."""
     return operation.name, tuple(array.pointer for array in operation.writes)
 
 

@@ -55,7 +55,7 @@ def test_a_chain_takes_the_two_largest_neighbours():
 
 
 def test_one_that_reaches_high_may_come_first():
-    """By size alone c would come last, above both."""
+    """Placed by size alone, c would lie above all others."""
     a, b, c = (256 * 3, Lifetime(0, 1)), (256 * 3, Lifetime(3, 4)), (256 * 2, Lifetime(1, 3))
     d = (256 * 2, Lifetime(2, 2))
     arrays = [a, b, c, d]
