@@ -12,6 +12,9 @@
 RANKS ?=
 export RANKS
 
+# The tests start Python hundreds of times: it keeps its bytecode, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
 		printf '  make %-9s %s\n' "$$name" "$$text"; done
