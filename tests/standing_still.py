@@ -16,6 +16,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from types import FrameType
@@ -39,6 +40,12 @@ IS_RANK = CHILD_PROCESS_FLAG in os.environ
 _stderr: TextIO = sys.stderr
 """Where stacks go: not into what pytest captures, which is lost with the process."""
 
+_SOON = 1.0
+"""Seconds in which the thread that prints stacks is not started anew: a fuzz test makes much progress."""
+
+_printing: tuple[float, float] | None = None
+"""When that thread was started, and for how many seconds; None while there is none."""
+
 
 def start() -> None:
     """Start the first clock, before MPI starts."""
@@ -55,17 +62,28 @@ def allow(seconds: float | None = None) -> None:
     """Start the clock of the running test anew: it may take so many seconds from here (default: LIMIT)."""
     seconds = LIMIT if seconds is None else seconds
     if IS_RANK:
-        faulthandler.dump_traceback_later(seconds, file=_stderr)
+        _print_stacks_after(seconds)
         signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     else:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_stderr)
+        _print_stacks_after(seconds + GRACE)
+
+
+def _print_stacks_after(seconds: float) -> None:
+    global _printing
+    now = time.monotonic()
+    if _printing is not None and seconds == _printing[1] and now < _printing[0] + min(_SOON, seconds / 10):
+        return
+    faulthandler.dump_traceback_later(seconds, exit=not IS_RANK, file=_stderr)
+    _printing = now, seconds
 
 
 def stop() -> None:
     """Stop the clock."""
+    global _printing
     signal.setitimer(signal.ITIMER_REAL, 0)
     faulthandler.cancel_dump_traceback_later()
+    _printing = None
 
 
 def _fail(number: int, frame: FrameType | None) -> None:
