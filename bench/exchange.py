@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # at run time only once MPI has started: they load NumPy
     from pyrt.arrays import DeviceArray
     from pyrt.driver import Driver
     from pyrt.exchange import Bucket, Exchange, PackedUpdate, QueueWork
-    from pyrt.exchange.peer import Peers
 
 SIZES = (4 << 10, 64 << 10, 512 << 10, 1628200, 4 << 20, 16 << 20, 64 << 20)
 """Bytes of float32; the fourth are all gradients of 784-512-10."""
@@ -91,8 +90,8 @@ class PlainUpdate:
 
         return nothing
 
-    def for_peers(self, peers: Peers) -> PackedUpdate:
-        return self._arrays.for_peers(self._kernels, self._segments(peers.buckets), None)
+    def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
+        return self._arrays.for_peers(self._kernels, self._segments(buckets), None)
 
     def bind_end(self) -> QueueWork:
         return self.refresh()
@@ -109,9 +108,10 @@ class Contender:
     def __init__(self, way: str, driver: Driver, job: Job, buckets: Sequence[Bucket]) -> None:
         import numpy as np
 
-        from pyrt import exchange
         from pyrt.arrays import DeviceArray
+        from pyrt.exchange import ExchangeContext
         from pyrt.exchange.peer_flags import PeerFlagsExchange
+        from pyrt.exchange.registry import create_exchange
         from pyrt.phases import Phases
         from pyrt.streams import Streams
 
@@ -123,7 +123,7 @@ class Contender:
         self._parameters = DeviceArray.from_host(driver, np.ones(size, np.float32))
         update = PlainUpdate(self._parameters, self._gradients)
         phases = Phases(time.perf_counter())
-        setting = exchange.ExchangeContext(
+        setting = ExchangeContext(
             driver,
             self.streams,
             job,
@@ -135,7 +135,7 @@ class Contender:
             update,
         )
         self.exchange: Exchange = (
-            PeerFlagsExchange(setting) if way == PeerFlagsExchange.name else exchange.create(way, setting)
+            PeerFlagsExchange(setting) if way == PeerFlagsExchange.name else create_exchange(way, setting)
         )
 
     def step(self, _: Any = None) -> None:

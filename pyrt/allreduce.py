@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pyrt import exchange
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
-from pyrt.exchange import Bucket, NoUpdate
+from pyrt.exchange import Bucket, ExchangeContext, NoUpdate
 from pyrt.exchange.choose import ExchangeChoice
+from pyrt.exchange.registry import create_exchange
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
@@ -22,7 +22,7 @@ class AllReduce:
         Collective. Raises UserError, on all ranks, where the exchange cannot work here.
         """
         self._choice = choice
-        setting = exchange.ExchangeContext(
+        setting = ExchangeContext(
             driver,
             streams,
             choice.job,
@@ -33,7 +33,7 @@ class AllReduce:
             [Bucket(0, array.size)],
             NoUpdate(),
         )
-        self._exchange = exchange.create(choice.name, setting)
+        self._exchange = create_exchange(choice.name, setting)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ PROGRAMS = ("nn/autotune/__main__.py",)
 """Programs of their own: they read a command line, and so may use nn/app."""
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Name the modules that a file imports when it runs, not those that only types are taken from."""
+def imports_of(path: Path, types: bool = False) -> Iterator[str]:
+    """Name the modules that a file imports when it runs; with ``types`` also those for types alone."""
     tree = ast.parse(path.read_text())
     for_types = {
         inner
@@ -31,7 +32,7 @@ def imports_of(path: Path) -> Iterator[str]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if node in for_types:
+        if node in for_types and not types:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -39,10 +40,18 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def within(name: str, modules: Iterable[str]) -> str:
+    """Which of the modules a name is imported from; empty for none of them."""
+    return max((one for one in modules if f"{name}.".startswith(f"{one}.")), key=len, default="")
+
+
 def package_of(module: str) -> str:
     """The package of the order that a module belongs to; empty for one that is not ours."""
-    found = [name for name in ORDER if module == name or module.startswith(f"{name}.")]
-    return max(found, key=len, default="")
+    return within(module, ORDER)
 
 
 def files(*folders: str) -> list[Path]:
@@ -57,9 +66,20 @@ def name_of(path: Path) -> str:
 def test_imports_go_down(path: Path) -> None:
     if name_of(path) in PROGRAMS:
         return
-    mine = package_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    mine = package_of(module_of(path))
     above = {name for name in imports_of(path) if ORDER.index(package_of(name) or "pyrt") > ORDER.index(mine)}
     assert not above, f"{mine} imports what is above it"
+
+
+@pytest.mark.parametrize("package", ["pyrt.driver", "pyrt.exchange", "pyrt.redistribute"])
+def test_no_file_of_a_package_imports_itself_by_way_of_others(package: str) -> None:
+    """Not even within functions, or for types alone."""
+    modules = {module_of(path): path for path in files(package.replace(".", "/"))}
+    graph = {
+        module: {within(name, modules) for name in imports_of(path, types=True)} - {module, ""}
+        for module, path in modules.items()
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names the files
 
 
 def test_the_reference_imports_numpy_alone() -> None:

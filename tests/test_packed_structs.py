@@ -123,14 +123,14 @@ def test_the_ranks_of_a_node(driver: Driver, file: str, kinds: int, most: int) -
     (size,) = sizes(driver, file, ["Peers"], constants)
     for ranks in (most // 2 + 1, most):
         peers = peers_of(driver, ranks, kinds)
-        assert bound(driver, peers, NoUpdate().for_peers(peers))[0] == size
+        assert bound(driver, peers, peers.pack(NoUpdate()))[0] == size
 
 
 @pytest.mark.parametrize("optimiser", [None, *ALL])
 def test_a_bucket(driver: Driver, dtype: np.dtype, optimiser: Optimiser | None) -> None:
     """Of an update, which has its own segment, and of sums alone."""
     peers = peers_of(driver, 2, 1)
-    packed = NoUpdate().for_peers(peers)
+    packed = peers.pack(NoUpdate())
     if optimiser is not None:
         segments = [Segment(start, stop - start, 0) for start, stop in BUCKETS]
         arrays, ring = arrays_of(driver, optimiser, dtype)

@@ -1,5 +1,5 @@
 // Matrix product on the tensor cores of sm_80 and later, of float32 operands as they lie in memory:
-// D = f(alpha op(A) op(B) + beta C + bias). The rung of the ladder between ladder.cu and wgmma.cu.
+// D = f(alpha op(A) op(B) + beta C + bias). The rung of the ladder between thread_tiles.cu and wgmma.cu.
 // architectures: sm_80 sm_90a
 // constants: REAL=float TRANSPOSE_A=0|1 TRANSPOSE_B=0|1 COMPONENTS=1|2 ACTIVATION=identity
 // constants: REAL=float TRANSPOSE_A=0 TRANSPOSE_B=1 COMPONENTS=1|2 ACTIVATION=sigmoid|tanh|relu

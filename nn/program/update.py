@@ -18,7 +18,6 @@ from nn.program.step import Wrap, bound
 from pyrt.arrays import Arena, DeviceArray, Layout
 from pyrt.driver import Driver, StreamHandle
 from pyrt.exchange import Bucket, PackedUpdate, QueueWork, nothing
-from pyrt.exchange.peer import Peers
 from pyrt.kernels import in_order
 
 
@@ -100,10 +99,10 @@ class ParameterUpdate:
             works.append(("keep loss", EndStep(self.arrays, ring)))
         return [Operation(name, STEP, work) for name, work in works]
 
-    def for_peers(self, peers: Peers) -> PackedUpdate:
-        """Pack the update of the peers' buckets, by the ranks that own the shards; it ends the step."""
+    def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
+        """Pack the update of these buckets, by the ranks that own the shards; it ends the step."""
         assert self.kernels is not None, "peers have kernels"
-        segments = [self._segment(*bucket) for bucket in peers.buckets]
+        segments = [self._segment(*bucket) for bucket in buckets]
         return self.arrays.for_peers(self.kernels, segments, None if self._ends_apart else self.ring)
 
     def bind_end(self) -> QueueWork:

@@ -10,12 +10,12 @@ from numpy.typing import DTypeLike
 
 from nn.launch.kernels import Kernels
 from nn.parallel.shard import Shard
-from pyrt import redistribute
 from pyrt.driver import Driver
 from pyrt.exchange.choose import ExchangeChoice
 from pyrt.job import Job, agreed_by_some
 from pyrt.phases import Phases
-from pyrt.redistribute import Redistributor
+from pyrt.redistribute import RedistributionContext, Redistributor
+from pyrt.redistribute.registry import create_links
 from pyrt.streams import Streams
 
 
@@ -79,9 +79,7 @@ class RankResources:
         Raises UserError, on all ranks, where a group cannot be connected so.
         """
         streams = Streams(driver)
-        setting = redistribute.RedistributionContext(
-            driver, streams, groups.group.job, phases, np.dtype(dtype), largest
-        )
+        setting = RedistributionContext(driver, streams, groups.group.job, phases, np.dtype(dtype), largest)
         with job.agree(), agreed_by_some(), driver.ledger.of("moves"):
-            links = redistribute.create(groups.moves, setting)
+            links = create_links(groups.moves, setting)
         return cls(job, driver, streams, phases, kernels, groups, links)

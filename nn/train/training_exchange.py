@@ -12,10 +12,10 @@ from nn.program.rank_model import RankModel, TrainingArrays
 from nn.program.step import Wrap
 from nn.program.update import ParameterUpdate
 from nn.train.rank_resources import RankResources
-from pyrt import exchange
-from pyrt.exchange import Exchange
+from pyrt.exchange import Exchange, ExchangeContext
 from pyrt.exchange.choose import ExchangeChoice
 from pyrt.exchange.in_turn import InTurn
+from pyrt.exchange.registry import create_exchange
 from pyrt.job import agreed_by_some
 
 
@@ -65,7 +65,7 @@ class ExchangeOpener:
         self, choice: ExchangeChoice, buckets: Sequence[int], update: ParameterUpdate
     ) -> Exchange:
         resources = self.resources
-        context = exchange.ExchangeContext(
+        context = ExchangeContext(
             resources.driver,
             resources.streams,
             choice.job,
@@ -77,4 +77,4 @@ class ExchangeOpener:
             update,
         )
         with resources.job.agree(), agreed_by_some(), resources.driver.ledger.of("exchange"):
-            return exchange.create(choice.name, context)
+            return create_exchange(choice.name, context)

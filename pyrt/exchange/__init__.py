@@ -28,16 +28,13 @@ import numpy as np
 
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
-from pyrt.errors import UserError
 from pyrt.job import Job
-from pyrt.kernels import REALS, KernelLibrary
+from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
 from pyrt.streams import Streams
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from pyrt.exchange.peer import Peers
 
 QueueWork = Callable[[StreamHandle], object]
 
@@ -65,8 +62,8 @@ class Update(Protocol):
     def refresh(self) -> QueueWork:
         """Bind the work that follows when someone else has written parameters on this device."""
 
-    def for_peers(self, peers: Peers) -> PackedUpdate:
-        """Pack the update of the peers' buckets for kernels that sum over peer memory; it ends the step."""
+    def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
+        """Pack the update of these buckets for kernels that sum over peer memory; it ends the step."""
 
     def bind_end(self) -> QueueWork:
         """Bind the end of a step behind such a kernel; `nothing` if the kernel ends it."""
@@ -98,9 +95,8 @@ class NoUpdate:
     def refresh(self) -> QueueWork:
         return nothing
 
-    def for_peers(self, peers: Peers) -> PackedUpdate:
-        driver = peers.gradients.driver
-        segments = [_SUMS_ONLY.pack(bucket.start, 0) for bucket in peers.buckets]
+    def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
+        segments = [_SUMS_ONLY.pack(bucket.start, 0) for bucket in buckets]
         update = DeviceArray.from_host(driver, np.frombuffer(_NOTHING.pack(0), np.uint8))
         return PackedUpdate(KernelLibrary(driver), "comm/sums_only.cuh", segments, update)
 
@@ -171,17 +167,3 @@ class Exchange(Protocol):
 
         Between two steps, or after an exception that has ended one early.
         """
-
-
-def create(name: str, setting: ExchangeContext) -> Exchange:
-    """Make the exchange of that name; ``local`` whatever the name where there is one rank.
-
-    Collective. Raises UserError, on all ranks, where it cannot work here.
-    """
-    from pyrt.exchange.registry import exchanges
-
-    if setting.gradients.dtype not in REALS:
-        raise UserError(
-            f"--exchange {name}: sums {' and '.join(map(str, REALS))}, not {setting.gradients.dtype}"
-        )
-    return exchanges()[name if setting.job.size > 1 else "local"].make(setting)

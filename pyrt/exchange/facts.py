@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from pyrt.exchange import Bucket, Exchange, ExchangeContext
+from pyrt.exchange import Bucket, Exchange, ExchangeContext
 
 
 class Traffic(NamedTuple):
@@ -22,7 +21,7 @@ class Traffic(NamedTuple):
 
 NO_TRAFFIC = Traffic(0, 0)
 
-CountTraffic = Callable[[Sequence["Bucket"], int, int, int], Traffic]
+CountTraffic = Callable[[Sequence[Bucket], int, int, int], Traffic]
 """(buckets, ranks, rank, itemsize) -> what this rank sends, to ranks of one node."""
 
 

@@ -111,6 +111,10 @@ class Peers:
         """Vec4s in a shard of all buckets."""
         return sum(share.vec4s for share in self.shares)
 
+    def pack(self, update: Update) -> PackedUpdate:
+        """Pack the update of their buckets for these kernels."""
+        return update.for_peers(self.gradients.driver, self.buckets)
+
     def bind(self, name: str, update: PackedUpdate, *rest: Argument) -> Launch:
         """Bind a kernel of the file; ``rest`` are its arguments between the buckets and the slots."""
         buckets = b"".join(
@@ -135,7 +139,7 @@ class Peers:
 
 def bind_update(name: str, peers: Peers, update: Update) -> QueueWork:
     """Bind a kernel that updates this rank's shard and spreads it, and the end of the step behind it."""
-    packed = update.for_peers(peers)
+    packed = peers.pack(update)
     launch, end = peers.bind(name, packed, packed.update, peers.gradients), update.bind_end()
     if end is nothing:
         return launch
@@ -149,7 +153,7 @@ def bind_update(name: str, peers: Peers, update: Update) -> QueueWork:
 
 def bind_shard_sums(peers: Peers, update: Update) -> QueueWork:
     """Bind the sums of the shard that this rank owns, in place of its gradients."""
-    return peers.bind("sum_shards", update.for_peers(peers), peers.gradients)
+    return peers.bind("sum_shards", peers.pack(update), peers.gradients)
 
 
 def most_ranks(ranks: int) -> int:

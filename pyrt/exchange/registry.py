@@ -1,4 +1,4 @@
-"""All exchanges, by name: the FACTS of each file of this package."""
+"""All exchanges, by name: the FACTS of each file of this package; and how one is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from functools import cache
 from importlib import import_module
 
 import pyrt.exchange
+from pyrt.errors import UserError
+from pyrt.exchange import Exchange, ExchangeContext
 from pyrt.exchange.facts import Facts
+from pyrt.kernels import REALS
 
 
 @cache
@@ -23,3 +26,15 @@ def exchanges() -> dict[str, Facts]:
 def choices() -> tuple[str, ...]:
     """Return the names that a user may choose."""
     return tuple(name for name, facts in exchanges().items() if facts.rung is not None)
+
+
+def create_exchange(name: str, setting: ExchangeContext) -> Exchange:
+    """Make the exchange of that name; ``local`` whatever the name where there is one rank.
+
+    Collective. Raises UserError, on all ranks, where it cannot work here.
+    """
+    if setting.gradients.dtype not in REALS:
+        raise UserError(
+            f"--exchange {name}: sums {' and '.join(map(str, REALS))}, not {setting.gradients.dtype}"
+        )
+    return exchanges()[name if setting.job.size > 1 else "local"].make(setting)

@@ -179,23 +179,3 @@ def require_fitting(
             given = f"{array.shape} of {array.dtype}"
             raise ValueError(f"{move} asks for an array {held.shape} of {setting.dtype}, not {given}")
     return regions
-
-
-def create(name: str, setting: RedistributionContext) -> Redistributor:
-    """Make the links of that name; ``local`` whatever the name where there is one rank.
-
-    Collective. Raises UserError, on all ranks, where they cannot work here.
-    """
-    from pyrt.redistribute.device import DeviceLinks
-    from pyrt.redistribute.host import HostLinks
-    from pyrt.redistribute.local import LocalLinks
-    from pyrt.redistribute.peer import PeerLinks
-
-    if setting.job.size == 1:
-        return LocalLinks(setting)
-    made: dict[str, Callable[[RedistributionContext], Redistributor]] = {
-        "host": HostLinks,
-        "device": DeviceLinks,
-        "peer": PeerLinks,
-    }
-    return made[name](setting)

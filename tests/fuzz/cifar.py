@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from tests.fuzz.damage import NAMES, Case, patched
-from tests.fuzz.readers import pack_gzip
+from tests.fuzz.packing import pack_gzip
 from tests.nn.input.made import cifar_files, pack_tar
 
 RECORD = 3074

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.fuzz.damage import SIZES, Case, patched
-from tests.fuzz.readers import pack_gzip
+from tests.fuzz.packing import pack_gzip
 
 
 def idx_headers(array: np.ndarray) -> Iterator[Case]:

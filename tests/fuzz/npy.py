@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.fuzz.damage import Case, Trap
-from tests.fuzz.readers import pack_npy
+from tests.fuzz.packing import pack_npy
 
 
 def npys(array: np.ndarray, canary: Path) -> Iterator[Case]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from tests.fuzz.damage import NAMES, Case, damaged, patched
 from tests.fuzz.npy import header_of, npy, npys, values
-from tests.fuzz.readers import Members, Reader, pack_zip
+from tests.fuzz.packing import Members, pack_zip
+from tests.fuzz.readers import Reader
 
 
 def zips(packed: Members) -> Iterator[Case]:

@@ -6,15 +6,11 @@ Each has valid files, from which the damaged ones are made (tests/fuzz/corpus.py
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import importlib.util
 import io
 import json
 import math
-import struct
-import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,6 +44,7 @@ from nn.parallel import plan_files
 from nn.parallel.plan import SPACE, SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
+from tests.fuzz.packing import pack_gzip, pack_npy, pack_safetensors, pack_zip
 from tests.nn.autotune.rates import HOPPER, random_rates
 from tests.nn.checkpoints.made import require_fits
 from tests.nn.input.conftest import pack_idx
@@ -65,9 +62,6 @@ NETWORK = Network.dense((12, 5, 3), "sigmoid", "softmax")
 CONVOLUTIONAL = Network((4, 3, 1), [Conv2d(2, 2, activation="relu"), MaxPool2d(2), Dense(3)])
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
 LABELS = np.arange(6, dtype=np.uint8) % 3
-
-Members = Mapping[str, bytes]
-"""Of a zip, by name."""
 
 
 @dataclass(frozen=True)
@@ -143,56 +137,6 @@ def _saved(save: Callable[..., None], members: Mapping[str, np.ndarray]) -> byte
     file = io.BytesIO()
     save(file, **members)
     return file.getvalue()
-
-
-def pack_gzip(content: bytes) -> bytes:
-    """The same bytes at any time."""
-    return gzip.compress(content, mtime=0)
-
-
-def pack_npy(array: np.ndarray) -> bytes:
-    """A .npy file; objects are pickled."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
-def pack_zip(members: Members, packing: int = zipfile.ZIP_STORED, more: Members | None = None) -> bytes:
-    """``more`` may have names that are there already."""
-    file = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", packing) as archive:
-        warnings.simplefilter("ignore")  # of names that are there twice
-        for name, content in (*members.items(), *(more or {}).items()):
-            archive.writestr(zipfile.ZipInfo(name), content, packing)
-    return file.getvalue()
-
-
-def pack_safetensors(tensors: Mapping[str, np.ndarray], run: str | None) -> bytes:
-    """A file of these, as the package writes it, with such a text as its metadata."""
-    return with_header(header_of(tensors, run), content_of(tensors))
-
-
-def header_of(tensors: Mapping[str, np.ndarray], run: str | None) -> dict[str, Any]:
-    """The header of a safetensors file."""
-    header: dict[str, Any] = {} if run is None else {"__metadata__": {"run": run}}
-    start = 0
-    for name, array in tensors.items():
-        kind = f"{array.dtype.kind.upper()}{8 * array.dtype.itemsize}"
-        places = [start, start + array.nbytes]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": places}
-        start += array.nbytes
-    return header
-
-
-def content_of(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """What is behind the header of a safetensors file."""
-    return b"".join(array.tobytes() for array in tensors.values())
-
-
-def with_header(header: Any, content: bytes, told: int | None = None) -> bytes:
-    """With any header, or its bytes, of which the file says that it has ``told`` ones."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if told is None else told) + text + content
 
 
 def read_folder(path: Path) -> Dataset:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.fuzz.damage import NAMES, SIZES, Case
 from tests.fuzz.json_documents import documents
-from tests.fuzz.readers import content_of, header_of, pack_safetensors, with_header
+from tests.fuzz.packing import content_of, header_of, pack_safetensors, with_header
 
 
 def headers(tensors: Mapping[str, np.ndarray]) -> Iterator[Case]:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from tests.fuzz.damage import Case
-from tests.fuzz.readers import pack_gzip
+from tests.fuzz.packing import pack_gzip
 
 CELLS = (
     *(b"", b" ", b"x", b"-1", b"1.5", b"1e3", b"1e999", b"nan", b"inf", b"-0", b"+7", b"0x1F", b"1_0", b"1j"),

@@ -22,7 +22,8 @@ from tests import LONG
 from tests.fuzz.damage import patched
 from tests.fuzz.json_documents import Place, paths, replaced
 from tests.fuzz.npy import DTYPES, npy
-from tests.fuzz.readers import READERS, Reader, content_of, each, pack_gzip, pack_idx, pack_zip, with_header
+from tests.fuzz.packing import content_of, pack_gzip, pack_zip, with_header
+from tests.fuzz.readers import READERS, Reader, each, pack_idx
 from tests.fuzz.watch import examine, watching
 
 examples = settings(

@@ -1,4 +1,4 @@
-"""gemm/ladder.cu: every version against NumPy's float64 product."""
+"""The ladder of matrix products, from gemm/ladder.cu on: every version against NumPy's float64 product."""
 
 import itertools
 

@@ -184,7 +184,9 @@ def test_what_exchanges_over_peer_memory_load_is_declared(dtype, group, optimise
         clock = array_of(driver, optimiser.clock, "f8")
         arrays = UpdateArrays(optimiser, *flat, states, clock)
         update = SimpleNamespace(
-            for_peers=lambda peers: arrays.for_peers(kernels, [Segment(*b, 0) for b in peers.buckets], None),
+            for_peers=lambda driver, buckets: arrays.for_peers(
+                kernels, [Segment(*b, 0) for b in buckets], None
+            ),
             bind_end=lambda: nothing,
         )
     slots = array_of(driver, 2, "i4")

@@ -263,7 +263,7 @@ except UserError as error:
 
 
 class TestUsableGpus:
-    """As pyrt/driver/cuda.py finds them, which needs a GPU to be imported."""
+    """As pyrt/driver/cuda finds them, which needs a GPU to be imported."""
 
     @pytest.fixture
     def found(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:

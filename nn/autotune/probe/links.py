@@ -22,17 +22,18 @@ from nn.model.network import Network
 from nn.optimisers import Sgd
 from nn.parallel.shard import Shard
 from nn.program.rank_model import Numbers, RankModel, TrainingArrays
-from pyrt import exchange, redistribute
 from pyrt.arrays import DeviceArray
 from pyrt.clock import Work, repeated, together
 from pyrt.driver import Driver, StreamHandle
 from pyrt.driver.null import NullDriver
+from pyrt.exchange import Exchange, ExchangeContext
 from pyrt.exchange.choose import ExchangeChoice
 from pyrt.exchange.facts import Traffic
-from pyrt.exchange.registry import exchanges
+from pyrt.exchange.registry import create_exchange, exchanges
 from pyrt.job import agreed_by_some
 from pyrt.phases import Phases
-from pyrt.redistribute import Redistribution
+from pyrt.redistribute import Bound, Redistribution, RedistributionContext
+from pyrt.redistribute.registry import create_links
 from pyrt.streams import Streams
 
 Sample = tuple[float, float, float]
@@ -74,11 +75,9 @@ class LinkProbe:
         largest = max(move.received(job.size, job.rank) for move in all_moves)
         phases = Phases(time.perf_counter())
         with self._lent() as driver:
-            made_from = redistribute.RedistributionContext(
-                driver, self._streams, job, phases, self._dtype, largest
-            )
+            made_from = RedistributionContext(driver, self._streams, job, phases, self._dtype, largest)
             with self._setting.job.agree(), agreed_by_some():
-                links = redistribute.create(group.redistribution, made_from)
+                links = create_links(group.redistribution, made_from)
             with closing(links):
                 for move in all_moves:
                     source, target = (
@@ -110,7 +109,7 @@ class LinkProbe:
                 model = RankModel(driver, shard, Numbers(self._dtype.name, self._kernels, apart=True), 1)
                 arrays = TrainingArrays(model, Sgd(0.5, 0.0, 1e-4), (group.name, group.name))
                 buckets = [panel.bucket for panel in arrays.panels]
-                made_from = exchange.ExchangeContext(
+                made_from = ExchangeContext(
                     driver,
                     self._streams,
                     group.job,
@@ -122,7 +121,7 @@ class LinkProbe:
                     arrays.update(),
                 )
                 with self._setting.job.agree(), agreed_by_some():
-                    made = exchange.create(group.name, made_from)
+                    made = create_exchange(group.name, made_from)
                 with closing(made):
                     took = self._seconds(partial(_exchange, made, len(buckets)), made.on_device)
                     self._setting.job.comm.Barrier()  # nobody lets go of memory that others write
@@ -158,12 +157,12 @@ class LinkProbe:
         return time.perf_counter() - started
 
 
-def _move(bound: redistribute.Bound, stream: StreamHandle) -> None:
+def _move(bound: Bound, stream: StreamHandle) -> None:
     bound.start()
     bound.finish()
 
 
-def _exchange(made: exchange.Exchange, buckets: int, stream: StreamHandle) -> None:
+def _exchange(made: Exchange, buckets: int, stream: StreamHandle) -> None:
     for bucket in range(buckets):
         made.ready(bucket)
     made.finish()

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 NAMES = HERE / "cuda_names.h"
 _HEADERS = HERE / "headers"
 """What a kernel file may include of CUDA's."""
-_RUNTIME = [HERE / "runtime.cpp", HERE / "memory.cpp", HERE / "checks.cpp"]
+_RUNTIME = sorted(HERE.glob("*.cpp"))
 _EXPORTS = HERE / "exports.map"
 _LIBRARY = "library.so"
 

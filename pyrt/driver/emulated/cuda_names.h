@@ -1,8 +1,8 @@
 // CUDA's built-in names for a kernel that is compiled for the CPU.
 //
 // The compile step (compile.py) puts this header in front of a .cu file; what it declares and does not
-// define is in runtime.cpp. Kernels may ask `#ifdef PYRT_EMULATED` where they need a twin of inline PTX; such
-// twins use what stands at the end, in the namespace `emulated`.
+// define is in the runtime (runtime.h). Kernels may ask `#ifdef PYRT_EMULATED` where they need a twin of
+// inline PTX; such twins use what stands at the end, in the namespace `emulated`.
 #pragma once
 
 #define PYRT_EMULATED 1

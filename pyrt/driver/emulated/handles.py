@@ -1,6 +1,6 @@
 """Streams and events of the emulated device, and what they are to a capture.
 
-A stream is a thread that works through a queue (pyrt/driver/emulated/streams.py); a capture notes what its
+A stream is a thread that works through a queue (pyrt/driver/emulated/workers.py); a capture notes what its
 streams are given (pyrt/driver/emulated/graphs.py).
 """
 

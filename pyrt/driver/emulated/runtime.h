@@ -1,4 +1,6 @@
-// What the parts of the runtime share: launches, blocks, warps, threads that are fibres, and the checks.
+// The emulated device's kernels at work: a launch shares its blocks among the cores (launch.cpp), a block has
+// shared memory, a barrier and warps (blocks.cpp), its threads are fibres (fibres.cpp). Here is what these
+// files share, and what they use of the device's memory (memory.cpp) and of the checks (checks.cpp).
 #pragma once
 
 #include <setjmp.h>
@@ -133,18 +135,39 @@ struct Launch {
     void fail(const Finding &found);
 };
 
-// What a thread did at a place in its kernel's code.
-Finding found(const Thread &thread, const void *code, const char *what);
-
-Place place_of(const Launch &launch, unsigned block, unsigned thread);
+// ---------------------------------------------------------------------------------------------------------
+// Fibres (fibres.cpp)
+// ---------------------------------------------------------------------------------------------------------
 
 extern __thread Thread *running;
+
+// Lets a thread of a block that runs on this core go on until it ends or is suspended.
+void resume(Thread &thread);
 
 // Lets the scheduler of this core choose who goes on.
 void suspend();
 
 // Lets others run where this thread has come here often: it may poll.
 void maybe_pause();
+
+// Frees the fibre of a thread that will never end.
+void discard(Fibre *fibre);
+
+// ---------------------------------------------------------------------------------------------------------
+// Blocks (blocks.cpp)
+// ---------------------------------------------------------------------------------------------------------
+
+Place place_of(const Launch &launch, unsigned block, unsigned thread);
+
+// Lets those go on that waited for this thread, which has come to the end of its kernel.
+void end_of_thread(Thread &thread);
+
+// ---------------------------------------------------------------------------------------------------------
+// Launches (launch.cpp)
+// ---------------------------------------------------------------------------------------------------------
+
+// What a thread did at a place in its kernel's code.
+Finding found(const Thread &thread, const void *code, const char *what);
 
 // Ends the launch, for what the running thread did.
 [[noreturn]] void stop(const Finding &found);

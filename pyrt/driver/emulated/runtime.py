@@ -1,4 +1,4 @@
-"""The compiled runtime (runtime.cpp and its like) as seen from Python: memory, kernels, launches."""
+"""The compiled runtime (runtime.h and the .cpp files) as seen from Python: memory, kernels, launches."""
 
 from __future__ import annotations
 

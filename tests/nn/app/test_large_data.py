@@ -21,7 +21,7 @@ from pyrt.errors import UserError
 from pyrt.job import join
 from pyrt.job.cores import BLAS_VARIABLES
 from tests import few
-from tests.fuzz.readers import pack_npy
+from tests.fuzz.packing import pack_npy
 from tests.mpi import mpirun
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 4, 3, 2), np.uint8)

@@ -119,7 +119,12 @@ def test_the_version_that_is_chosen_is_the_one_that_is_bound():
             *(f"gemm_{rows}x{columns}" for rows in (64, 128, 192) for columns in (64, 128, 256)),
         },
     }
-    files = {**dict.fromkeys(PLAIN_GEMM_VERSIONS, "ladder"), "mma": "mma", "wgmma": "wgmma"}
+    files = {
+        **dict.fromkeys(("naive", "shared", "register"), "ladder"),
+        **dict.fromkeys(("block", "vector", "warp", "tiled"), "thread_tiles"),
+        "mma": "mma",
+        "wgmma": "wgmma",
+    }
     seen = set()
     for version in GEMM_VERSIONS:
         for sizes in itertools.product([10, 33, 500], repeat=3):

@@ -12,13 +12,11 @@ from nn.launch.kernels import Kernels
 from nn.launch.update import Segment, UpdateArrays
 from nn.launch.update import Update as UpdateWork
 from nn.optimisers import Sgd
-from pyrt import exchange
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.exchange import Bucket, ExchangeContext, PackedUpdate, QueueWork, Update, host
-from pyrt.exchange.peer import Peers
 from pyrt.exchange.peer_flags import PeerFlagsExchange
-from pyrt.exchange.registry import choices
+from pyrt.exchange.registry import choices, create_exchange
 from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.phases import Phases
@@ -75,8 +73,8 @@ class Rates:
 
         return queue_refresh
 
-    def for_peers(self, peers: Peers) -> PackedUpdate:
-        segments = [self._segment(*bucket) for bucket in peers.buckets]
+    def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
+        segments = [self._segment(*bucket) for bucket in buckets]
         return self._arrays.for_peers(self._kernels, segments, None)
 
     def bind_end(self) -> QueueWork:
@@ -147,7 +145,7 @@ class Trainer:
             update or self.update,
         )
         no_choice = name == PeerFlagsExchange.name
-        self.exchange = PeerFlagsExchange(setting) if no_choice else exchange.create(name, setting)
+        self.exchange = PeerFlagsExchange(setting) if no_choice else create_exchange(name, setting)
 
     def step(self, gradients: np.ndarray) -> np.ndarray:
         """The parameters that work queued after one step on this rank's gradients sees."""

@@ -21,6 +21,7 @@ from pyrt.mpi_probe.libraries import Verdict
 from pyrt.phases import Phases
 from pyrt.redistribute import Redistribution, RedistributionContext, device
 from pyrt.redistribute.regions import Region
+from pyrt.redistribute.registry import create_links
 from pyrt.streams import Streams
 from tests import few, spread
 from tests.pyrt.exchange.counting import CountingComm
@@ -121,7 +122,7 @@ class Mover:
         self.phases = Phases(time.perf_counter())
         self.phases.use_device(driver)
         largest = max(move.received(job.size, job.rank) for move in all_moves)
-        self.links = redistribute.create(
+        self.links = create_links(
             way, RedistributionContext(driver, self.streams, job, self.phases, dtype, largest)
         )
 
