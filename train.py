@@ -77,6 +77,7 @@ def train(
     if options.checkpoint is not None:
         defer_stops()  # a signal now asks for a last checkpoint
     start.require_alike(options, job)
+    start.require_one_rank(options, job)
     with console.saying_log(), start.open_resume_point(options, job, phases, console) as resume_point:
         start.require_files(options, job)
         options = with_network_of_file(options, job)
@@ -100,6 +101,7 @@ def train(
 def conclude(report: Report, console: Console) -> None:
     """Print the results, then where the time went."""
     from nn.app.report import phase_table
+    from nn.train.latency import latency_table
 
     if report.check is not None:
         show = console.say if report.check.passed else console.tell
@@ -108,6 +110,8 @@ def conclude(report: Report, console: Console) -> None:
     if report.test is not None:
         if report.options["evaluate"]:
             console.say(report.test.table())
+        if report.latency:
+            console.say(f"\n{latency_table(report.latency, console.width)}\n")
         console.tell(f"test precision {report.test.precision:.4f}")
 
 

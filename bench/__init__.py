@@ -5,6 +5,7 @@
 ``tiles``     every way of cutting a product for tensor cores, beside what the choice of tiles expects
 ``kernels``   each kernel of a training step, beside what arithmetic and memory would allow
 ``step``      a training step against PyTorch and JAX
+``latency``     inference from host to host against PyTorch, for one image and for many
 ``timing``    how times are taken
 ``cublas``    cuBLAS's products on the project's arrays, through PyTorch or CuPy
 ``program``   what the command lines share

@@ -102,11 +102,11 @@ def ours(name: str, batch: int, math: str) -> tuple[Times, int]:
     return Times.of(seconds), sum(line.device for line in lines if line.name != "batches")
 
 
-def baseline(*words: str) -> Iterator[dict[str, Any]]:
-    """Run PyTorch's program and yield its lines. Raises UserError where it is missing or fails."""
-    program = Path(__file__).parent / "baselines" / "torch_nets.py"
+def baseline(*words: str, program: str = "torch_nets.py") -> Iterator[dict[str, Any]]:
+    """Run a program of PyTorch's and yield its lines. Raises UserError where it is missing or fails."""
+    path = Path(__file__).parent / "baselines" / program
     done = subprocess.run(
-        [sys.executable, str(program), *words], capture_output=True, text=True, timeout=TIMEOUT
+        [sys.executable, str(path), *words], capture_output=True, text=True, timeout=TIMEOUT
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

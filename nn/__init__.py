@@ -19,7 +19,7 @@
 ``problem``     what is trained with which settings, and how far it has come
 ``autotune``    rates of this machine, cost of a plan, search
 ``checkpoints`` all that a run needs to go on as if it had never stopped
-``train``       trainer, replay from graphs, losses, evaluation, check
+``train``       trainer, replay from graphs, losses, evaluation, inference, check
 ``app``         options, what train.py does with them, report, memory table, console
 =============== ==================================================================================
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nn.model.network import Network
     from nn.model.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
     from nn.optimisers import Adam, Sgd
+    from nn.train.inference import Inference
     from nn.train.trainer import Trainer
 
 _WHERE = {
@@ -46,7 +47,7 @@ _WHERE = {
     **dict.fromkeys(("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d"), "nn.model.pool"),
     **{"Sgd": "nn.optimisers", "Adam": "nn.optimisers"},
     **{"load": "nn.input", "Dataset": "nn.input"},
-    "Trainer": "nn.train.trainer",
+    **{"Trainer": "nn.train.trainer", "Inference": "nn.train.inference"},
 }
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Dense",
     "Dropout",
     "GlobalAvgPool2d",
+    "Inference",
     "MaxPool2d",
     "Network",
     "Sgd",

@@ -1,7 +1,9 @@
-"""How long work takes, by the device's own clock: events around it in its stream."""
+"""How long work takes: by the device's own clock, events around it in its stream; by the host's, for calls
+that wait for their end."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from pyrt.driver import Driver, StreamHandle
@@ -9,6 +11,12 @@ from pyrt.graphs import capture
 
 Work = Callable[[StreamHandle], object]
 """Queues something on the stream that it is given."""
+
+WARM_UP = 0.2
+"""Seconds of calls before those that count, in which clocks rise and caches fill."""
+
+SPAN, LEAST, MOST = 1.0, 3, 20_000
+"""Seconds in which calls are timed, and the least and the most of them."""
 
 
 class StreamClock:
@@ -47,3 +55,20 @@ def together(driver: Driver, stream: StreamHandle, work: Work, count: int) -> Wo
     with capture(driver, stream) as graph:
         repeated(work, count)(stream)
     return graph
+
+
+def seconds_of_calls(call: Callable[[], object]) -> list[float]:
+    """Time many calls one after another, each by itself, by the host's clock."""
+    clock = time.perf_counter
+    seconds = [0.0] * MOST
+    end = clock() + WARM_UP
+    call()
+    while clock() < end:
+        call()
+    end, count = clock() + SPAN, 0
+    while count < MOST and (count < LEAST or clock() < end):
+        start = clock()
+        call()
+        seconds[count] = clock() - start
+        count += 1
+    return seconds[:count]

@@ -80,14 +80,20 @@ def start(device: str = "auto", share_gpus: bool = True) -> Iterator[Runtime]:
 
     ``device`` is auto, cuda, emulated or cpu. Collective.
     """
-    with session() as job:
-        phases = Phases(time.perf_counter())
-        opened = open_device(device, job, share_gpus)
-        phases.use_device(opened.driver)
-        try:
-            runtime = Runtime(job, opened, phases)
-            for line in opened.warnings:
-                runtime.warn(line)
-            yield runtime
-        finally:
-            opened.driver.close()
+    with session() as job, open_runtime(job, device, share_gpus) as runtime:
+        yield runtime
+
+
+@contextmanager
+def open_runtime(job: Job, device: str = "auto", share_gpus: bool = True) -> Iterator[Runtime]:
+    """Open this rank's device, and close it on the way out; an exception passes. Collective."""
+    phases = Phases(time.perf_counter())
+    opened = open_device(device, job, share_gpus)
+    phases.use_device(opened.driver)
+    try:
+        runtime = Runtime(job, opened, phases)
+        for line in opened.warnings:
+            runtime.warn(line)
+        yield runtime
+    finally:
+        opened.driver.close()

@@ -84,6 +84,17 @@ def test_one_rank(driver: Driver, data: str, case: dict[str, Any], monkeypatch: 
     check(driver, data, case, monkeypatch)
 
 
+def test_inference_that_is_timed(
+    driver: Driver, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of 33 rows takes another kernel than that of the 20 rows that are evaluated."""
+    network = {"hidden": (40, 40), "gemm": "wgmma"}
+    save = {"device": "cpu", "data": data, "epochs": 0, "save": tmp_path / "w.npz"}
+    train(dataclasses.replace(SMALL, **{**network, "gemm": "auto"}, **save))
+    case = {**network, "evaluate": True, "init": tmp_path / "w.npz", "latency": 33}
+    check(driver, data, case, monkeypatch)
+
+
 @pytest.mark.parallel([3])
 @pytest.mark.parametrize("case", TOGETHER, ids=str)
 def test_several(driver: Driver, data: str, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

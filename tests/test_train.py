@@ -136,6 +136,20 @@ def test_evaluate_prints_the_scores_and_writes_the_labels(trained, tmp_path):
     assert f"test precision {right.mean():.4f}" == lines[-1]
 
 
+def test_latency_is_a_table_of_one_rank(trained, tmp_path):
+    evaluation = ["--device", "cpu", "--evaluate", "--init", trained.save, "--latency", 40]
+    job = train(1, *evaluation)
+    assert (job.returncode, job.stderr) == (0, "")
+    lines = list(map(str.split, job.stdout.splitlines()))
+    place = next(place for place, words in enumerate(lines) if words[:3] == ["images", "at", "a"])
+    rows = lines[place + 2 : place + 5]
+    assert [words[0] for words in rows] == ["1", "32", "40"] and all(len(words) == 5 for words in rows)
+    assert all(float(median) <= float(p99) for _, median, p99, *_ in rows)
+    job = train_telling_exit_codes(2, *evaluation)
+    assert job.stdout.count("rank ended with 2") == 2
+    assert "train.py: error: --latency: times a network on one rank, and there are 2: start one" in job.stderr
+
+
 def test_without_validation_and_test_sets_no_precision_is_printed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x_train=rng.integers(0, 256, (9, 2, 2), np.uint8), y_train=np.arange(9) % 3)

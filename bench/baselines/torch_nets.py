@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +49,23 @@ def main(arguments: Sequence[str]) -> int:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = math == "tf32"
         if wanted.layers:
             for layer in LAYERS:
-                for way, work in _layer_ways(layer, _dtype(math)).items():
+                for way, work in _layer_ways(layer, dtype_of(math)).items():
                     _tell([str(layer), way], math, work)
         else:
             for name in wanted.names or NETS:
                 for batch in NETS[name]:
-                    _tell([name, batch], math, _step(network_of(name), batch, _dtype(math)))
+                    _tell([name, batch], math, _step(network_of(name), batch, dtype_of(math)))
                     torch.cuda.empty_cache()
     return 0
 
 
-def _dtype(math: str) -> Any:
+def dtype_of(math: str) -> Any:
+    """Return the dtype of all arrays."""
     return torch.bfloat16 if math == "bf16" else torch.float32
 
 
 def _tell(what: list[object], math: str, work: Callable[[], None]) -> None:
-    graph = _captured(work)
+    graph = captured(work)
     torch.cuda.synchronize()
     once = wall(graph.replay, torch.cuda.synchronize, 1, 3)
     count = max(1, round(SPAN / min(once)))
@@ -79,7 +81,7 @@ def _tell(what: list[object], math: str, work: Callable[[], None]) -> None:
     print(json.dumps({**line, "version": torch.__version__}), flush=True)
 
 
-def _captured(work: Callable[[], None]) -> Any:
+def captured(work: Callable[[], None]) -> Any:
     """Capture a CUDA graph, after some runs on a stream of their own in which libraries set themselves up."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -96,7 +98,7 @@ def _captured(work: Callable[[], None]) -> Any:
 def _step(network: Network, batch: int, dtype: Any) -> Callable[[], None]:
     """Make a step on one batch that lies on the device."""
     height, width, channels = network.layer_shapes[0]
-    net = _module(network).to("cuda", dtype=dtype, memory_format=torch.channels_last)
+    net = module_of(network).to("cuda", dtype=dtype, memory_format=torch.channels_last)
     images = torch.rand(batch, channels, height, width, device="cuda", dtype=dtype)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, network.classes, (batch,), device="cuda")
@@ -110,7 +112,9 @@ def _step(network: Network, batch: int, dtype: Any) -> Callable[[], None]:
     return step
 
 
-def _module(network: Network) -> Any:
+def module_of(network: Network) -> Any:
+    """Make the same network; of images with their channels first in shape."""
+    activations = {"relu": partial(torch.nn.ReLU, inplace=True), "sigmoid": torch.nn.Sigmoid}
     modules: list[Any] = []
     for layer, shape in zip(network.layers, network.layer_shapes, strict=False):
         if isinstance(layer, Conv2d):
@@ -123,8 +127,7 @@ def _module(network: Network) -> Any:
                 modules.append(torch.nn.Flatten())
             modules.append(torch.nn.Linear(int(torch.Size(shape).numel()), layer.units))
         if layer.activation:
-            assert layer.activation == "relu"
-            modules.append(torch.nn.ReLU(inplace=True))
+            modules.append(activations[layer.activation]())
     return torch.nn.Sequential(*modules)
 
 

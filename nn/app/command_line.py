@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "files": ("init", "save", "export", "json"),
     "checkpoints": ("checkpoint", "checkpoint_every", "resume", "keep", "checkpoint_errors"),
-    "instead of training": ("evaluate", "predictions", "memory"),
+    "instead of training": ("evaluate", "predictions", "latency", "memory"),
     "watching": (
         "print_every",
         "quiet",
@@ -77,6 +77,7 @@ OTHER_NAMES = {
     "onnx": "export",
     "test": "evaluate",
     "eval": "evaluate",
+    "benchmark": "latency",
     "verbose": "print-every",
     "log-every": "print-every",
     "silent": "quiet",
@@ -138,6 +139,9 @@ def add_option(group: argparse._ActionsContainer, field: dataclasses.Field[Any])
         group.add_argument(flag(field.name), action=action, **settings)
     elif field.metadata["choices"]:
         group.add_argument(flag(field.name), choices=field.metadata["choices"], **settings)
+    elif field.type == "int | bool | None":  # with a number or without
+        settings |= {"nargs": "?", "const": True, "metavar": field.metadata["metavar"]}
+        group.add_argument(flag(field.name), type=int, **settings)
     else:
         kind = written_file if field.name in WRITTEN else _TYPES[str(field.type)]
         group.add_argument(flag(field.name), type=kind, metavar=field.metadata["metavar"], **settings)

@@ -74,7 +74,8 @@ def problem_of(options: Options, dataset: Dataset) -> Problem:
     """Make what the options ask for of a data set. Raises UserError for a network that cannot be."""
     network = options.make_network(dataset.image_shape, dataset.classes)
     problem = Problem.of(options, dataset, network, options.make_optimiser(), options.as_json())
-    return replace(problem, trains=not options.evaluate)
+    latency = problem.schedule.batch if options.latency is True else options.latency
+    return replace(problem, trains=not options.evaluate, latency=latency)
 
 
 def make_problem(options: Options, dataset: Dataset, job: Job) -> Problem:

@@ -94,6 +94,12 @@ class Options(Settings):
         False, "train nothing: score the test set with the parameters of --init, and the network it tells of"
     )
     predictions: Path | None = option(None, "with --evaluate: write the predicted labels, one a line", "FILE")
+    latency: int | bool | None = option(
+        None,
+        "with --evaluate: time one image, 32, and N at a time, from page-locked pixels to page-locked logits "
+        "(without N: as many as evaluate at once)",
+        "N",
+    )
     check: bool = option(False, "train the NumPy reference too and compare the parameters")
     save_plan: Path | None = option(None, "write the plan to a JSON file, for --plan FILE", "FILE")
     memory: bool = option(
@@ -130,7 +136,8 @@ class Options(Settings):
             net_text.layers_of(self.net, 1)  # before the data are read
         for size in self.hidden:
             require("hidden", size, size >= 1, "layers of 1 unit or more")
-        require("classes", self.classes, at_least(self.classes, 1), "a whole number, 1 or more")
+        for name in ("classes", "latency"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
         require("order_seed", self.order_seed, at_least(self.order_seed, 0), "a whole number, 0 or more")
         for name in ("lr", "eps"):
@@ -151,6 +158,12 @@ class Options(Settings):
             )
         if self.predictions and not self.evaluate:
             raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
+        if self.latency and not self.evaluate:
+            raise UserError("--latency: goes with --evaluate and --init FILE.npz")
+        if self.latency and (self.profile or self.check_each):
+            raise UserError(
+                "--latency times the work as it runs by itself: leave out --profile and --check-each"
+            )
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.tolerance is not None and not self.check:

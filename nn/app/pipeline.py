@@ -17,6 +17,7 @@ from nn.parallel.plan import Plan
 from nn.problem.progress import Epoch, Progress
 from nn.train import check
 from nn.train.evaluation import Scores, score
+from nn.train.latency import Latency, counts, measure
 from nn.train.trainer import Trainer, require_finite
 from nn.train.training import Watcher
 from pyrt.job import Job
@@ -137,7 +138,15 @@ class Pipeline:
                 lines = "".join(f"{label}\n" for label in logits.argmax(axis=1))
                 write_whole("--predictions", path, lambda file: file.write(lines.encode()))
         self._save(None, scores)
-        return replace(self.report, test=scores)
+        return replace(self.report, test=scores, latency=self._latency())
+
+    def _latency(self) -> list[Latency]:
+        """Time inference with the images of the test set, if that is asked for."""
+        inference, test = self.trainer.setup.inference, self.trainer.problem.test
+        if inference is None or test is None:
+            return []
+        with self.trainer.runtime.phases.phase("latency"):
+            return measure(inference, test[0], counts(inference.batch))
 
     def _check(self, test: Scores | None, epochs: list[Epoch]) -> check.Check:
         """Run the check on rank 0 while other ranks sleep; return its result on all ranks."""

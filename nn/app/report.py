@@ -15,6 +15,7 @@ from nn.problem.progress import Epoch
 from nn.train.check import Check
 from nn.train.environment import describe
 from nn.train.evaluation import Scores
+from nn.train.latency import Latency
 from nn.train.memory_needs import Needs, largest
 from nn.train.prepare import Prepared
 from pyrt.exchange.registry import exchanges
@@ -59,6 +60,8 @@ class Report:
     losses: list[tuple[int, float]] = field(default_factory=list)
     """Step, counted from 1, and loss, of the steps that ``--print-every`` printed."""
     test: Scores | None = None
+    latency: list[Latency] = field(default_factory=list)
+    """For each number of images at a time that ``--latency`` has timed."""
     check: Check | None = None
     preempted: bool = False
     """Whether the run was asked to stop, and left a checkpoint to go on from."""

@@ -19,7 +19,7 @@ from nn.files.write import require_writable
 from nn.problem.settings import flag
 from pyrt.devices import open_device
 from pyrt.errors import UserError, shown
-from pyrt.job import Job
+from pyrt.job import AgreedError, Job
 from pyrt.job.consistency import require_alike as require_alike_on_ranks
 from pyrt.job.consistency import sources
 from pyrt.phases import Phases
@@ -35,6 +35,12 @@ def require_alike(options: Options, job: Job) -> None:
         files_of_ours = sources(*(_PROJECT / place for place in ("train.py", "pyrt", "nn", "kernels")))
         require_alike_on_ranks(job, {**versions, **files_of_ours}, "install the same version on all nodes")
         require_alike_on_ranks(job, options.common, "give all ranks the same options")
+
+
+def require_one_rank(options: Options, job: Job) -> None:
+    """Raise UserError on all ranks for what one rank alone can do. Collective."""
+    if options.latency and job.size > 1:
+        raise AgreedError(f"--latency: times a network on one rank, and there are {job.size}: start one")
 
 
 def open_resume_point(

@@ -32,6 +32,8 @@ class Problem:
     """What changes the images of training batches, if anything."""
     trains: bool = True
     """False where the parameters are only scored."""
+    latency: int | None = None
+    """Inference is timed, with up to so many images at a time; None: it is not."""
 
     @classmethod
     def of(

@@ -9,6 +9,8 @@ from nn.parallel.shard import Shard
 from nn.problem.problem import Problem
 from nn.program.rank_model import Numbers, RankModel
 from nn.train.evaluation import Evaluator, Samples
+from nn.train.host_to_host import HostToHost
+from nn.train.latency import counts
 from nn.train.rank_resources import RankResources
 from nn.train.training import Training
 
@@ -22,6 +24,8 @@ class Setup:
     """None where the run only evaluates."""
     validation: Evaluator | None
     test: Evaluator | None
+    inference: HostToHost | None = None
+    """What --latency times, its calls bound."""
 
     def close(self) -> None:
         """Free what is shared with other processes, and end threads. Safe to call twice."""
@@ -50,7 +54,8 @@ def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: 
                 settings.pixel_scale,
                 settings.seed,
             )
-            model = RankModel(resources.driver, shard, numbers, problem.schedule.batch)
+            samples = max(problem.schedule.batch, problem.latency or 0)
+            model = RankModel(resources.driver, shard, numbers, samples)
         training = None
         if problem.trains:
             training = Training(problem, model, resources, placement, graphs)
@@ -58,5 +63,19 @@ def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: 
         with resources.job.agree():
             validation = evaluator(problem.validation) if problem.trains else None
             test = evaluator(problem.test)
+            inference = _inference(problem, model, resources, graphs)
         opened.pop_all()
-    return Setup(model, training, validation, test)
+    return Setup(model, training, validation, test, inference)
+
+
+def _inference(
+    problem: Problem, model: RankModel, resources: RankResources, graphs: bool
+) -> HostToHost | None:
+    """Make what --latency times, if it is asked for."""
+    if problem.latency is None:
+        return None
+    pixels, stream = problem.dataset.images.dtype, resources.streams.compute
+    inference = HostToHost(model, stream, problem.latency, pixels, graphs)
+    for count in reversed(counts(problem.latency)):  # the largest first: the others lie in its memory
+        inference.bind(count)
+    return inference

@@ -43,8 +43,8 @@ def gpus(monkeypatch):
 
 def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpus, capsys):
     gpus(1)
-    assert bench.main([]) == 5
-    assert ran == ["gemm", "tiles", "kernels", "step", "conv", "nets"]
+    assert bench.main([]) == 6
+    assert ran == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency"]
     left_out = "step, exchange, overlap, plans on several GPUs: left out: there is one\n"
     assert capsys.readouterr().out == left_out
 
@@ -52,9 +52,9 @@ def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpu
 @pytest.mark.parametrize(("count", "ranks"), [(2, 2), (4, 4), (8, 4)])
 def test_several_gpus_run_all_in_order_and_answer_the_worst(ran, gpus, capsys, count, ranks):
     gpus(count)
-    assert bench.main([]) == 9
-    assert ran[:6] == ["gemm", "tiles", "kernels", "step", "conv", "nets"]
-    assert ran[6:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap", "plans")]
+    assert bench.main([]) == 10
+    assert ran[:7] == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency"]
+    assert ran[7:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap", "plans")]
     assert capsys.readouterr().out == ""
 
 
@@ -80,7 +80,8 @@ def test_without_mpirun(ran, gpus, monkeypatch, capsys):
 
 def test_unknown_name(ran):
     with pytest.raises(
-        UserError, match="no comparison is called speed: there are gemm, tiles, kernels, step, conv, nets, ex"
+        UserError,
+        match="no comparison is called speed: there are gemm, tiles, kernels, step, conv, nets, lat",
     ):
         bench.main(["speed"])
     assert ran == []

@@ -120,6 +120,10 @@ def test_no_exchange_at_all_is_for_python_alone(capsys):
         (["--evaluate", "--init", "a.npz", "--check"], ["--evaluate", "--check"]),
         (["--predictions", "labels"], ["--predictions", "--evaluate"]),
         (["--init", "a.npz", "--predictions", "labels"], ["--predictions", "--evaluate"]),
+        (["--latency"], ["--latency", "--evaluate"]),
+        (["--init", "a.npz", "--latency", "8"], ["--latency", "--evaluate"]),
+        (["--evaluate", "--init", "a.npz", "--latency", "--profile"], ["--latency", "--profile"]),
+        (["--evaluate", "--init", "a.npz", "--latency", "--check-each", "1"], ["--latency", "--check-each"]),
         (["--tolerance", "1e-3"], ["--tolerance", "--check"]),
         (["--sanitize"], ["--sanitize", "--device emulated"]),
         (["--order-seed", "1", "--device", "cpu"], ["--order-seed", "--device emulated"]),
@@ -230,6 +234,16 @@ def test_a_command_line_fills_every_option():
     assert options.check_tolerance == 1e-3
     evaluation = parse(["--evaluate", "--init", "a.npz", "--predictions", "labels"])
     assert (evaluation.evaluate, evaluation.predictions) == (True, Path("labels"))
+
+
+def test_latency_takes_a_number_or_none():
+    evaluation = ["--evaluate", "--init", "a.npz"]
+    assert parse(evaluation).latency is None
+    assert parse([*evaluation, "--latency"]).latency is parse(["--latency", *evaluation]).latency is True
+    assert parse([*evaluation, "--latency", "1"]).latency == parse([*evaluation, "--latency=1"]).latency == 1
+    for value in ("", "x", "0", "-1", "1.5", "nan"):
+        message = refusal(*evaluation, f"--latency={value}")
+        assert "--latency" in message and value in message
 
 
 def test_the_optimiser_has_the_rates_of_the_options():

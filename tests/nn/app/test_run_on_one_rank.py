@@ -1,5 +1,7 @@
 """train.py's `train`: whole runs in process on one rank, against the reference and plain loops."""
 
+import dataclasses
+import json
 import threading
 from contextlib import nullcontext
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from nn.app import load as load_module
-from nn.app import start
+from nn.app import pipeline, start
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.input import load as load_data
@@ -15,8 +17,10 @@ from nn.model import reference
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from nn.optimisers import Sgd
+from nn.train import latency
+from nn.train.memory_needs import lines_of
 from nn.train.training import Diverged
-from pyrt import devices
+from pyrt import clock, devices
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.exchange import local
@@ -124,6 +128,40 @@ def test_evaluate_scores_as_the_training_run_did_and_writes_the_labels(tmp_path)
     written = [int(line) for line in labels.read_text().splitlines()]
     assert written == logits.argmax(axis=1).tolist()
     assert np.mean(written == digits.test_labels) == pytest.approx(evaluated.test.precision)
+
+
+@pytest.mark.parametrize(("given", "numbers"), [(True, [1, 20]), (50, [1, 32, 50]), (1, [1]), (None, [])])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+def test_evaluate_times_one_image_32_and_a_batch(tmp_path, monkeypatch, device, given, numbers):
+    """By calls whose logits are the reference's, also for more images than a batch or the test set, and in
+    memory that was counted before."""
+    monkeypatch.setattr(clock, "WARM_UP", 0.0)
+    monkeypatch.setattr(clock, "SPAN", 0.05)
+    seen = {}
+
+    def measured(inference, images, counts):
+        found = latency.measure(inference, images, counts)
+        seen["outputs"] = inference.outputs.copy()
+        seen["lines"] = lines_of(inference._driver.ledger, inference._model.shard, "float32")
+        return found
+
+    monkeypatch.setattr(pipeline, "measure", measured)
+    train(using(epochs=0, save=tmp_path / "w.npz"))
+    report = train(using(evaluate=True, init=tmp_path / "w.npz", device=device, latency=given))
+    assert [one.images for one in report.latency] == numbers
+    report.write_json(tmp_path / "r.json")
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["latency"] == [dataclasses.asdict(one) for one in report.latency]
+    assert written["options"]["latency"] == given
+    if not numbers:
+        assert not seen
+        return
+    assert all(one.calls >= 3 and 0 < one.median <= one.p99 for one in report.latency)
+    network, images = Network.dense((784, 9, 10), "sigmoid", "softmax"), load_data(using().data).test_images
+    X = images[np.arange(numbers[-1]) % len(images)] / 255.0
+    _, expected = reference.forward(initial_values(network, "float64", 0), X, network)
+    np.testing.assert_allclose(seen["outputs"], expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    assert seen["lines"] == report.memory.lines
 
 
 def test_init_goes_on_where_save_left_off(tmp_path):
