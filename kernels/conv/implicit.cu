@@ -104,11 +104,11 @@ __device__ inline void convolve(const Windows &windows, const TensorMap *matrix,
         result.C += result.beta != 0 ? place * width : 0;
         result.N = width;
         const FilterTiles tiles = {windows, matrix, m, n, place};
-        multiply<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, (const Result &)result);
+        multiply_and_store<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, (const Result &)result);
     } else {
         const int n = blockIdx.y * BN;
         const ForwardTiles tiles = {windows, matrix, m, n, (width + DEPTH - 1) / DEPTH};
-        multiply<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, result);
+        multiply_and_store<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, result);
     }
 }
 

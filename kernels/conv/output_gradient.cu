@@ -16,6 +16,7 @@
 
 #include "bfloat16.cuh"
 #include "conv/window.cuh"
+#include "last_block.cuh"
 #include "nn/activations.cuh"
 
 const int THREADS = 512;
@@ -69,22 +70,6 @@ __device__ inline void add_rows(Reals<V> &sums)
     __syncthreads();
 }
 
-// Whether this is the last block of its column of blocks to come here. It sees what the others wrote before.
-__device__ inline bool is_last_block(int *done)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0 && threadIdx.y == 0) {
-        last = atomicAdd(done, 1) == gridDim.x - 1;
-        if (last)
-            atomicExch(done, 0);
-    }
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
 // `gradient` stores V neighbours of dZ for a row and a channel, and returns their sum over what it has stored.
 template <int V, class Gradient>
 __device__ inline void make_output_gradient(const Output &output, const Gradient &gradient)
@@ -102,7 +87,7 @@ __device__ inline void make_output_gradient(const Output &output, const Gradient
     add_rows(sums);
     if (y == 0 && channel < output.channels)
         *(Reals<V> *)(output.partials + (offset)blockIdx.x * output.channels + channel) = sums;
-    if (!is_last_block(output.done + blockIdx.y))
+    if (!is_last_block(output.done + blockIdx.y, gridDim.x))
         return;
     sums = {};
     if (channel < output.channels)

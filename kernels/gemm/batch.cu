@@ -52,7 +52,7 @@ __device__ inline void gemm(int batch, int K, const TensorMap *A, const TensorMa
     result.D += (offset)i * result.M * result.ldd;
     result.C = result.D;
     const BatchTiles tiles = {A, B, m, n, i, batch};
-    multiply<GROUPS, BN>(tiles, m, n, (K + DEPTH - 1) / DEPTH, stages, parts, false, result);
+    multiply_and_store<GROUPS, BN>(tiles, m, n, (K + DEPTH - 1) / DEPTH, stages, parts, false, result);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

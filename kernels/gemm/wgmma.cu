@@ -1,7 +1,7 @@
 // Matrix product on the tensor cores of sm_90, of float32 operands split into bf16 components:
-// D = f(alpha op(A) op(B) + beta C + bias). The last rungs of the ladder that begins in ladder.cu.
+// D = alpha op(A) op(B) + beta C + bias. The last rungs of the ladder that begins in ladder.cu; products with an
+// activation behind them are in layer.cu.
 // architectures: sm_90a
-// constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0 TRANSPOSE_B=1 COMPONENTS=11|12|13|22|33 ACTIVATION=sigmoid|tanh|relu
 // constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0 TRANSPOSE_B=1 COMPONENTS=12|13 ACTIVATION=identity
 // constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=1 TRANSPOSE_B=0 COMPONENTS=21|31 ACTIVATION=identity
 // constants: REAL=float NUMBER=bfloat16 TRANSPOSE_A=0|1 TRANSPOSE_B=0|1 COMPONENTS=11|22|33 ACTIVATION=identity
@@ -24,36 +24,7 @@
 // and may be null, as may the bias of N numbers.
 
 #include "gemm/wgmma_tiles.cuh"
-
-// Starts the copy of all components of a tile, into rows of DEPTH or, where the operand is transposed, into
-// DEPTH rows.
-template <bool TRANSPOSED>
-__device__ inline void fetch(number *tile, const TensorMap *map, int line, int k, Barrier *barrier)
-{
-    if (TRANSPOSED)
-        copy_box(tile, map, 0, k, line / 64, barrier);
-    else
-        copy_box(tile, map, k * (sizeof(number) / 2), line, 0, barrier);
-}
-
-// Tiles of two matrices, from row m of op(A) and column n of op(B) on.
-struct MatrixTiles {
-    const TensorMap *A, *B;
-    int m, n;
-
-    __device__ void prefetch() const
-    {
-        prefetch_map(A);
-        prefetch_map(B);
-    }
-
-    template <int BM, int BN>
-    __device__ void fetch(number *a, number *b, int tile, Barrier *barrier) const
-    {
-        ::fetch<TRANSPOSE_A>(a, A, m, tile * DEPTH, barrier);
-        ::fetch<!TRANSPOSE_B>(b, B, n, tile * DEPTH, barrier);
-    }
-};
+#include "gemm/matrix_tiles.cuh"
 
 // The grid's x counts tiles down D, y across, z parts of K.
 template <int GROUPS, int BN>
@@ -62,7 +33,7 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
 {
     const int m = blockIdx.x * 64 * GROUPS, n = blockIdx.y * BN;
     const MatrixTiles tiles = {A, B, m, n};
-    multiply<GROUPS, BN>(tiles, m, n, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, result);
+    multiply_and_store<GROUPS, BN>(tiles, m, n, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, result);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -236,10 +236,11 @@ __device__ inline bool add_parts(const Parts &parts, real (&sums)[BN / 2])
     return true;
 }
 
-// One tile of D, 64 GROUPS x BN from (first_m, first_n) on; of `depth` tiles along k the block's part.
-template <int GROUPS, int BN, class Tiles, class ResultOf>
-__device__ inline void multiply(const Tiles &tiles, int first_m, int first_n, int depth, int stages,
-                                const Parts &parts, bool starts_early, const ResultOf &result)
+// One tile of D; of `depth` tiles along k the block's part. Threads that have sums of all of K at last give them to
+// `finish`. (The others return here: only so does the compiler give registers to those that multiply.)
+template <int GROUPS, int BN, class Tiles, class Finish>
+__device__ inline void multiply(const Tiles &tiles, int depth, int stages, const Parts &parts, bool starts_early,
+                                const Finish &finish)
 {
     extern __shared__ __align__(1024) number ring[];
     __shared__ Barrier full[MOST_STAGES];
@@ -282,11 +283,27 @@ __device__ inline void multiply(const Tiles &tiles, int first_m, int first_n, in
         block.multiply_and_add_tiles(sums, count);
 
     wait_for_previous_kernel();
-    if (gridDim.z > 1 && !add_parts<GROUPS, BN>(parts, sums))
-        return;
-    const bool wide = result.has(first_m + block.BM - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
-                      (size_t)result.D % sizeof(float2) == 0;
+    if (gridDim.z == 1 || add_parts<GROUPS, BN>(parts, sums))
+        finish(sums);
+}
+
+// Whether two neighbours of a tile's D can be stored at once: all are in it, and aligned to 8 bytes.
+template <int GROUPS, int BN>
+__device__ inline bool stores_wide(const Result &result, int first_m, int first_n)
+{
+    return result.has(first_m + 64 * GROUPS - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
+           (size_t)result.D % sizeof(float2) == 0;
+}
+
+// The same, and stores the tile, 64 GROUPS x BN from (first_m, first_n) on.
+template <int GROUPS, int BN, class Tiles, class ResultOf>
+__device__ inline void multiply_and_store(const Tiles &tiles, int first_m, int first_n, int depth, int stages,
+                                          const Parts &parts, bool starts_early, const ResultOf &result)
+{
+    multiply<GROUPS, BN>(tiles, depth, stages, parts, starts_early, [&](real (&sums)[BN / 2]) {
+        const bool wide = stores_wide<GROUPS, BN>(result, first_m, first_n);
 #pragma unroll
-    for (int i = 0; i < BN / 2; i += 2)
-        store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+        for (int i = 0; i < BN / 2; i += 2)
+            store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+    });
 }

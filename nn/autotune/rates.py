@@ -19,9 +19,9 @@ from nn.files.read import read_small
 from nn.files.write import write_whole
 from nn.launch.conv.convolution import Convolution, FilterGradient, InputGradient
 from nn.launch.conv.versions import CONV_VERSIONS
+from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS, fastest_gemm
-from nn.launch.gemm.wgmma import COMPONENTS
 from nn.problem.settings import DTYPES
 from pyrt.driver.null import DeviceProperties
 from pyrt.errors import UserError, shown

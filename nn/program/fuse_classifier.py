@@ -73,12 +73,17 @@ class FuseClassifier:
     components_of: Callable[[DeviceArray, Sequence[Item]], Components | None] = lambda dZ, later: None
 
     def __call__(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
-        end = match_classifier(rest)
-        if end is None or self.kernels.choose(end) != FUSED:
+        end = self.match(rest)
+        if end is None:
             return None
         end = replace(end, components=self.components_of(end.dZ, rest[LENGTH:]))
         buckets = [item for item in rest[:LENGTH] if isinstance(item, BucketReady)]
         return Replacement(LENGTH, [*_operations(end, rest[:LENGTH]), *buckets])
+
+    def match(self, items: Sequence[Item]) -> FusedClassifier | None:
+        """Return the end of a network that these items begin with, if it is to be one kernel."""
+        end = match_classifier(items)
+        return end if end is not None and self.kernels.choose(end) == FUSED else None
 
 
 def _operations(end: FusedClassifier, items: Sequence[Item]) -> list[Operation]:

@@ -13,6 +13,7 @@ import pytest
 
 from nn.launch.gemm import gemm
 from nn.launch.gemm.components import Components, Split, reads_tf32
+from nn.launch.gemm.layer import component_product
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import (
@@ -125,7 +126,7 @@ def multiply(cores, D, A, B, transpose_a=False, transpose_b=False, tiling=None, 
     """D = op(A) op(B), both given as components."""
     a, b = (replace(D, shape=(X.rows, X.columns), ld=X.columns) for X in (A, B))  # never read
     product = Product(D, a, b, transpose_a, transpose_b)
-    return ComponentProduct(product, A, B, Epilogue(**epilogue), tiling=tiling).on_device(cores)
+    return replace(component_product(product, A, B, Epilogue(**epilogue)), tiling=tiling).on_device(cores)
 
 
 def bits_of(components: Components) -> np.ndarray:
@@ -262,7 +263,7 @@ TILINGS = [
 @pytest.mark.parametrize(
     ("tiling", "transposed"),
     spread([*TILINGS, Tiling(128, 128, 5, 1)], [(False, True), (True, False)], by=2),
-    ids=lambda one: f"{one.kernel}/{one.parts}" if isinstance(one, Tiling) else str(one),
+    ids=lambda one: f"{one.tile}/{one.parts}" if isinstance(one, Tiling) else str(one),
 )
 def test_every_cut(device, rng, cores, tiling, transposed):
     """Ragged, more tiles along k than buffers, twice: parts of K meet again where they met before."""
@@ -274,7 +275,7 @@ def test_every_cut(device, rng, cores, tiling, transposed):
     expected = 0.5 * a.astype("f8") @ b.T.astype("f8")
     for D in results:
         launch = multiply(cores, D, A, B, transposed_a, transposed_b, alpha=0.5, tiling=tiling)
-        assert launch.kernels == (tiling.kernel,)
+        assert launch.kernels == (f"gemm_{tiling.tile}",)
         device.run(launch)
         D.set(np.full(D.shape, np.nan, "f4"))
         device.run(launch)

@@ -56,7 +56,11 @@ EXTENTS = {
         (
             ("dense512,sigmoid,dense10", (784,), 3000),
             ("dense4096,sigmoid,dense4096,sigmoid,dense10", (784,), 4096),
-            ("conv3x3x64p1,relu,conv3x3x64p1,relu,pool2,conv3x3x64p1,relu,dense10", (64, 64, 3), 128),
+            (
+                "conv3x3x64p1,relu,conv3x3x64p1,relu,pool2,conv3x3x64p1,relu,pool2,dense512,sigmoid,dense10",
+                (64, 64, 3),
+                128,
+            ),
         ),
         (1 << 16, 1 << 21, 1 << 25),
     ),

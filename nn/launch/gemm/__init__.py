@@ -6,6 +6,7 @@
 ``ladder``   the rungs without tensor cores
 ``mma``      tensor cores of sm_80, operands as they are
 ``wgmma``    tensor cores of sm_90, operands split into bf16 components
+``layer``    the same, with all that follows the products of dense layers
 ``batch``    many such products of one shape at once
 ============ ==========================================================================
 """
@@ -15,9 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nn.launch.gemm.ladder import bind_ladder
+from nn.launch.gemm.layer import bind_split
 from nn.launch.gemm.mma import bind_mma
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
-from nn.launch.gemm.wgmma import bind_split_wgmma
 from pyrt.kernels import Launch
 
 if TYPE_CHECKING:
@@ -30,5 +31,5 @@ def gemm(kernels: Kernels, product: Product, epilogue: Epilogue = PLAIN) -> Laun
     if version == "mma":
         return bind_mma(kernels, product, epilogue)
     if version == "wgmma":
-        return bind_split_wgmma(kernels, product, epilogue)
+        return bind_split(kernels, product, epilogue)
     return bind_ladder(kernels, version, product, epilogue)

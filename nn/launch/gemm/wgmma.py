@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.gemm.components import COMPONENTS, TILE_BYTES, Components, Split, reads_tf32
+from nn.launch.gemm.components import TILE_BYTES, Components
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
-from pyrt.kernels import Constants, Launch, blocks, in_order
+from pyrt.kernels import Argument, Constants, Launch, blocks
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
@@ -36,8 +36,9 @@ class Tiling:
     stages: int
 
     @property
-    def kernel(self) -> str:
-        return f"gemm_{self.rows}x{self.columns}"
+    def tile(self) -> str:
+        """How kernels for it are called, behind what they do."""
+        return f"{self.rows}x{self.columns}"
 
     @property
     def threads(self) -> int:
@@ -153,13 +154,22 @@ class ComponentProduct(Work):
         return (self.product,)
 
     def on_device(self, kernels: Kernels) -> Launch:
-        M, N, K = self._sizes()
         self.epilogue.require_fits(self.product)
-        A, B, D, tiling = self.A, self.B, self.product.D, self._tiling(kernels.driver)
-        grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
         file, constants = tensor_product(self)
-        C, alpha, beta = self.epilogue.C or D, self.epilogue.alpha, self.epilogue.beta
-        return kernels.library.kernel(file, tiling.kernel, **constants).bind(
+        D, alpha, beta = self.product.D, self.epilogue.alpha, self.epilogue.beta
+        C = self.epilogue.C or D
+        return self.bind(
+            kernels, file, "gemm", constants, (alpha, beta, C, C.ld, self.epilogue.bias, D, D.ld)
+        )
+
+    def bind(
+        self, kernels: Kernels, file: str, name: str, constants: Constants, epilogue: Sequence[Argument]
+    ) -> Launch:
+        """Bind a kernel of a file, for this tiling, with the arguments of its epilogue."""
+        M, N, K = self._sizes()
+        A, B, tiling = self.A, self.B, self.cut(kernels.driver)
+        grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+        return kernels.library.kernel(file, f"{name}_{tiling.tile}", **constants).bind(
             grid,
             (tiling.threads,),
             *(M, N, K),
@@ -168,15 +178,16 @@ class ComponentProduct(Work):
             tiling.stages,
             *meeting_places(kernels, tiling, grid[0] * grid[1]),
             int(self.starts_early),
-            *(alpha, beta, C, C.ld, self.epilogue.bias, D, D.ld),
+            *epilogue,
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
         )
 
     def workspace(self, kernels: Kernels) -> int:
-        (M, N, _), tiling = self._sizes(), self._tiling(kernels.driver)
+        (M, N, _), tiling = self._sizes(), self.cut(kernels.driver)
         return 4 * meeting_size(tiling, blocks(M, tiling.rows) * blocks(N, tiling.columns))
 
-    def _tiling(self, driver: Driver) -> Tiling:
+    def cut(self, driver: Driver) -> Tiling:
+        """Return how it is cut on a device."""
         (M, N, K), limits = self._sizes(), (driver.multiprocessors, driver.shared_memory)
         width = K * self.A.array.dtype.itemsize // 2
         return self.tiling or choose_tiling(M, N, width, self.A.count, self.B.count, *limits)
@@ -232,18 +243,3 @@ def tensor_product(work: ComponentProduct) -> tuple[str, Constants]:
         "COMPONENTS": f"{work.A.count}{work.B.count}",
         "ACTIVATION": work.epilogue.activation,
     }
-
-
-def bind_split_wgmma(kernels: Kernels, product: Product, epilogue: Epilogue = PLAIN) -> Launch:
-    """Bind a product by itself: operands are split first, but TF32 along k, which can be read as it is."""
-    driver, layout = kernels.driver, (product.transpose_a, product.transpose_b)
-    if (
-        kernels.components == COMPONENTS["tf32"]
-        and layout == (False, True)
-        and all(map(reads_tf32, product.reads))
-    ):
-        a, b = (Components.tf32(X) for X in product.reads)
-        return ComponentProduct(product, a, b, epilogue).on_device(kernels)
-    a, b = (Components.empty(driver, kernels.components, X.shape[0], X.shape[1]) for X in product.reads)
-    launches = Split(((product.A, a), (product.B, b))), ComponentProduct(product, a, b, epilogue)
-    return in_order([work.on_device(kernels) for work in launches])

@@ -16,6 +16,7 @@ from nn.app.options import Options
 from nn.autotune.cost import Costing, fork_and_join, moved
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.rates import Link
+from nn.launch.gemm.layer import LayerProduct
 from nn.model.net_text import make_network
 from nn.model.network import Network
 from nn.optimisers import Adam, Sgd
@@ -177,8 +178,11 @@ def test_the_list_for_tensor_cores_has_the_flops_of_the_plain_one():
     for plan in (Plan.data(2, 3), Plan.model(1, 2, 3)):
         plain, fused = (on_null(Task(WIDE, 512), plan, device) for device in (DeviceProperties(), HOPPER))
         splitting = [item.flops for item in fused.items if getattr(item, "name", "") == "split operands"]
+        works = [item.work for item in fused.items if isinstance(item, Operation)]
+        left = [work.left.components for work in works if isinstance(work, LayerProduct)]
+        leaving = [components.numbers.size for components in left if components is not None]
         flops = [sum(i.flops for i in step.items if isinstance(i, Operation)) for step in (plain, fused)]
-        assert flops[1] - sum(splitting) == flops[0]
+        assert flops[1] - sum(splitting) - sum(leaving) == flops[0] and leaving
         assert len(fused.items) < len(plain.items) + len(splitting)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from nn.input.source import Ready
 from nn.launch.gemm.components import Components
+from nn.launch.gemm.layer import LayerProduct
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import ComponentProduct
@@ -68,7 +69,7 @@ class Arrays:
         self.source = Ready(self.images, DeviceArray.from_host(driver, np.zeros(45, np.int32)))
         self.X, self.A1, self.A2, self.Z = array(45, 50), array(45, 70), array(45, 40), array(45, 10)
         self.W1, self.W2, self.W3 = array(70, 50), array(40, 70), array(10, 40)
-        self.b1, self.dW1, self.dW2 = array(70), array(70, 50), array(40, 70)
+        self.b1, self.db1, self.dW1, self.dW2 = array(70), array(70), array(70, 50), array(40, 70)
         self.dZ1, self.dZ2 = array(45, 70), array(45, 40)
 
     def items(self):
@@ -78,14 +79,15 @@ class Arrays:
             operations.bias_activation("A1", self.A1, self.b1, "tanh"),
             gemm("Z2", FORWARD, self.A2, self.A1, self.W2, transpose_b=True),
             gemm("dA1", BACKWARD, self.dZ1, self.dZ2, self.W2),
+            operations.activation_backward("dZ1", self.A1, self.dZ1, "tanh"),
             gemm("dW2", BACKWARD, self.dW2, self.dZ2, self.A1, transpose_a=True),
             BucketReady(0),
-            operations.activation_backward("dZ1", self.A1, self.dZ1, "tanh"),
+            operations.column_sums("db1", BACKWARD, self.dZ1, self.db1),
             gemm("dW1", BACKWARD, self.dW1, self.dZ1, self.X, transpose_a=True),
         ]
 
     def results(self):
-        return [array.to_host() for array in (self.A1, self.A2, self.dZ1, self.dW1, self.dW2)]
+        return [array.to_host() for array in (self.A2, self.db1, self.dW1, self.dW2)]
 
 
 class End:
@@ -129,21 +131,18 @@ def run_items(items, kernels, stream):
     kernels.driver.synchronize()
 
 
-def test_every_matrix_is_split_once_and_pixels_never(driver, kernels, rng):
+def test_matrices_are_split_once_where_no_product_leaves_components(driver, kernels, rng):
     arrays = Arrays(driver, rng)
     fused = fuse(arrays.items(), kernels)
     assert names(fused) == [
         "scale pixels",
-        *("split operands", "Z1"),  # W1; bias and activation are in Z1
-        *("split operands", "Z2"),  # A1 and W2
-        *("split operands", "dA1"),  # dZ2; W2 is there
-        "dW2",
-        "sum",
-        "dZ1",
-        *("split operands", "dW1"),  # dZ1, which the line before has written
+        *("split operands", "Z1"),  # W1; bias and activation are in Z1, which leaves components
+        *("split operands", "Z2"),  # W2
+        *("split operands", "dA1"),  # dZ2; f' and db1 are in dA1, which leaves components
+        *("dW2", "sum", "dW1"),
     ]
     splits = [[array.shape for array in item.reads] for item in fused if names([item]) == ["split operands"]]
-    assert splits == [[(70, 50)], [(45, 70), (40, 70)], [(45, 40)], [(45, 70)]]
+    assert splits == [[(70, 50)], [(40, 70)], [(45, 40)]]
 
 
 def test_costs_are_those_of_components(driver, kernels, rng):
@@ -153,13 +152,50 @@ def test_costs_are_those_of_components(driver, kernels, rng):
     }
     X, W1, A1, W2, A2 = 45 * 50, 70 * 50, 45 * 70, 40 * 70, 45 * 40
     assert fused["scale pixels"].bytes == X * (1 + 2)
-    assert fused["split operands"].bytes == A1 * (4 + 3 * 2)  # the last one is of dZ1
-    assert fused["Z1"].bytes == X * 2 + W1 * 3 * 2 + 70 * 4 + A1 * 4
-    assert fused["Z1"].flops == 2 * 45 * 70 * 50 + 2 * A1  # as they were
+    assert fused["split operands"].bytes == A2 * (4 + 3 * 2)  # the last one is of dZ2
+    assert fused["Z1"].bytes == X * 2 + W1 * 3 * 2 + 70 * 4 + A1 * 3 * 2
+    assert fused["Z1"].flops == 2 * 45 * 70 * 50 + (2 + 3) * A1
     assert fused["Z1"].tensor_flops == 3 * 2 * 45 * 70 * 50
-    assert fused["dA1"].bytes == (A2 + W2) * 3 * 2 + A1 * 4
+    assert fused["dA1"].bytes == (A2 + W2) * 3 * 2 + 2 * A1 * 3 * 2 + 70 * 4
+    assert fused["dA1"].flops == 2 * 45 * 70 * 40 + (4 + 3) * A1
     assert fused["dA1"].tensor_flops == 6 * 2 * 45 * 70 * 40
-    assert fused["dZ1"].tensor_flops == 0
+    assert fused["dW1"].tensor_flops == 3 * 2 * 45 * 70 * 50
+
+
+@pytest.mark.parametrize("reader", ["A1", "dZ1", "db1"])
+def test_what_others_read_is_written_as_it_is(driver, kernels, stream, reader):
+    """Float32, beside components."""
+    arrays = Arrays(driver, np.random.default_rng(3))
+    items = arrays.items()
+    array = {"A1": arrays.A1, "dZ1": arrays.dZ1, "db1": arrays.db1.reshape(1, 70)}[reader]
+    sums = DeviceArray.from_host(driver, np.zeros(70, np.float32))
+    items.insert(4 if reader == "A1" else 9, operations.column_sums("again", BACKWARD, array, sums))
+    run_items(fuse(items, kernels), kernels, stream)
+    rows = array.to_host().astype("f8").sum(axis=0)
+    np.testing.assert_allclose(sums.to_host(), rows, rtol=0, atol=2e-6 * np.abs(rows).max() + 1e-6)
+    again = Arrays(driver, np.random.default_rng(3))
+    run_items(fuse(again.items(), kernels), kernels, stream)
+    for one, other in zip(arrays.results(), again.results(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_follows_no_activation_stays_apart(driver, kernels, rng):
+    arrays = Arrays(driver, rng)
+    for other in (
+        operations.zeros("dZ1", BACKWARD, arrays.b1),
+        operations.activation_backward("dZ1", arrays.A1, arrays.dZ1, "identity"),
+        operations.activation_backward("dZ1", arrays.Z, arrays.Z, "tanh"),
+    ):
+        items = arrays.items()
+        items[5] = other
+        assert {"dZ1", "db1"} <= set(names(fuse(items, kernels)))
+
+
+def test_sums_that_are_used_before_their_place_stay_there(driver, kernels, rng):
+    arrays = Arrays(driver, rng)
+    items = arrays.items()
+    items.insert(7, operations.zeros("zeros", BACKWARD, arrays.db1))
+    assert [name for name in names(fuse(items, kernels)) if name in ("dA1", "dZ1", "db1")] == ["dA1", "db1"]
 
 
 def test_a_narrow_end_costs_what_its_parts_compute_and_what_is_kept(driver, kernels):
@@ -179,13 +215,15 @@ def test_products_start_beside_what_they_do_not_read(driver, kernels, rng, monke
         early[work.product.D.pointer] = work.starts_early
 
     monkeypatch.setattr(ComponentProduct, "on_device", on_device)
+    monkeypatch.setattr(LayerProduct, "on_device", on_device)
     arrays, end = Arrays(driver, rng), End(driver, rng)
     again = gemm("dW2", BACKWARD, arrays.dW2, arrays.dZ2, arrays.A1, transpose_a=True)
     X_components = [(end.X, Components.empty(driver, 3, *end.X.shape))]
     for items, known, D, expected in (
         (arrays.items(), [], arrays.dW2, True),  # behind dA1
-        (arrays.items(), [], arrays.dW1, False),  # behind the split of dZ1
-        ([*arrays.items()[:6], again], [], arrays.dW2, False),  # behind one that starts_early
+        (arrays.items(), [], arrays.dW1, False),  # behind dW2, which starts early
+        (arrays.items()[:5], [], arrays.dZ1, False),  # behind the split of dZ2
+        ([*arrays.items()[:7], again], [], arrays.dW2, False),  # behind one that starts early
         (end.items(), [], end.dW1, False),  # behind the split of X
         (end.items(), X_components, end.dW1, True),  # behind the sums of the blocks
     ):
