@@ -167,3 +167,15 @@ def test_a_shared_variable_outside_all_functions_is_refused_with_what_to_write(
 def test_one_inside_a_function_is_not_refused(around: str) -> None:
     kernel = f'extern "C" __global__ void test(int *x) {{ if (x) {{ extern __shared__ int tile[]; {USE} }} }}'
     assert "emulated_dynamic_shared" in compile.translate(around.format(kernel))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_names_are_compiled_once_for_all_kernels(tmp_path: Path, checked: bool) -> None:
+    """With the flags of kernels, or g++ would read them again and not say so."""
+    if "clang" in compile.compiler()[1]:
+        pytest.skip("g++ alone takes the compiled form of a header that is included")
+    names = compile._names(checked)
+    assert Path(f"{names}.gch").is_file()
+    (tmp_path / "kernel.cpp").write_text("")
+    flags = [*compile._compiling(compile._kernel_flags(checked)[0]), "-Werror", "-Winvalid-pch"]
+    compile._run([*flags, "-include", names, "-fsyntax-only", str(tmp_path / "kernel.cpp")], "fails")
