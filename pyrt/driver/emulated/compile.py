@@ -112,11 +112,14 @@ def kernel_library(source: str, cache_dir: str, checked: bool) -> Path:
     text = translate(source)
     flags, link = _kernel_flags(checked)
     folder = _kernel_folder(text, cache_dir, checked)
+    if is_kept(folder):
+        return folder / _LIBRARY
+    flags = [*flags, "-include", _names(checked)]  # not while the kernel's is filled: folders share locks
 
     def fill(scratch: Path) -> None:
         path = scratch / "kernel.cpp"
         path.write_text(text)
-        _compile([path], [*_compiling(flags), "-include", _names(checked)], _linking(link), scratch)
+        _compile([path], _compiling(flags), _linking(link), scratch)
         path.unlink()
 
     make_folder(folder, fill)

@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pyrt.cache import KernelFolder, make_folder
 from pyrt.driver.emulated import compile, runtime
 from pyrt.errors import UserError
 
@@ -179,3 +180,24 @@ def test_names_are_compiled_once_for_all_kernels(tmp_path: Path, checked: bool) 
     (tmp_path / "kernel.cpp").write_text("")
     flags = [*compile._compiling(compile._kernel_flags(checked)[0]), "-Werror", "-Winvalid-pch"]
     compile._run([*flags, "-include", names, "-fsyntax-only", str(tmp_path / "kernel.cpp")], "fails")
+
+
+def test_no_folder_is_filled_while_another_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders share locks: a process may wait for itself."""
+    filled: list[Path] = []
+
+    def noting(folder: Path, fill: Callable[[Path], object]) -> None:
+        def fill_alone(scratch: Path) -> None:
+            before = len(filled)
+            fill(scratch)
+            assert len(filled) == before
+            filled.append(folder)
+
+        make_folder(folder, fill_alone)
+
+    monkeypatch.setattr(compile, "make_folder", noting)
+    monkeypatch.setattr(compile, "kernel_folder", lambda: KernelFolder(tmp_path, ""))
+    monkeypatch.setattr(compile, "_names", compile._names.__wrapped__)
+    for _ in range(2):
+        assert compile.kernel_library(SOURCE, str(tmp_path), checked=False).is_file()
+    assert len(filled) == (1 if "clang" in compile.compiler()[1] else 2)
