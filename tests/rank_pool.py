@@ -146,22 +146,66 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.obj = lambda *arguments, **fixtures: test()
 
 
+class _Orders:
+    """The pytest plugin of a rank: it runs the tests of a file as their names come.
+
+    A session for each file, not for each test: pytest takes longer to start one than most tests take.
+    """
+
+    def __init__(self, pool: TextIO) -> None:
+        self._pool = pool
+        self._failed = False
+        self._wait()
+
+    @property
+    def file(self) -> str:
+        """The file of the next test; empty where there is none."""
+        return self._test.split("::")[0]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed |= report.failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run tests until one of another file is asked for."""
+        items = {item.nodeid: item for item in session.items}
+        file = self.file
+        while self.file == file and self._test in items:
+            self._failed = False
+            item = items[self._test]
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)  # all fixtures end with the test
+            gc.collect()
+            gc.freeze()  # modules, mostly
+            self.answer(int(self._failed))
+        return True
+
+    def answer(self, code: int) -> None:
+        """Say how a test has ended; wait for the next."""
+        sys.stdout.flush()
+        with suppress(BrokenPipeError):  # another rank's test has failed, and nobody listens any more
+            self._pool.write(f"{code}\n")
+            self._pool.flush()
+        self._wait()
+
+    def _wait(self) -> None:
+        standing_still.stop()
+        line = self._pool.readline()
+        self._test: str = json.loads(line) if line else ""
+        standing_still.allow()
+
+
 def _serve(address: str) -> None:
     """Run the tests that come, on one rank."""
     from mpi4py import MPI  # noqa: F401 (starts MPI before anything else does)
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        orders = connection.makefile("rw")
         options = ["--runxfail", "-s", "-q", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
-        with suppress(BrokenPipeError):  # another rank's test has failed, and nobody listens any more
-            for line in orders:
-                code = pytest.main([*options, json.loads(line)])
-                standing_still.stop()
-                gc.freeze()  # modules, mostly: pytest has just collected, and does at the end of each test
-                sys.stdout.flush()
-                orders.write(f"{int(code)}\n")
-                orders.flush()
+        orders = _Orders(connection.makefile("rw"))
+        while file := orders.file:
+            code = pytest.main([*options, file], [orders])
+            if orders.file == file:  # pytest did not come to the test
+                orders.answer(int(code) or 1)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ WAYS = [
     Way(2, 1, "--device cpu --epochs 200 --exchange host"),
     Way(2, 1, "--device cpu --epochs 200 --exchange device"),
     Way(2, 1, "--device cpu --epochs 100 --plan model --exchange device"),
-    Way(2, 1, "--device emulated --epochs 10 --exchange peer"),
+    Way(2, 1, "--device emulated --epochs 5 --exchange peer"),
     Way(4, 3, "--device emulated --epochs 3 --ranks-per-node 2 --exchange hierarchical"),
 ]
 MORE_WAYS = [

@@ -8,60 +8,58 @@ from tests.made_tests import run_tests
 
 CONFTEST = """
 from tests import standing_still
-standing_still.LIMIT, standing_still.GRACE = 4.0, 1.0
+standing_still.LIMIT, standing_still.GRACE = 3.0, 0.5
 from tests.conftest import pytest_configure
 """
 
-RANKS = """
+GOES_ON = """
 import time
+from tests import standing_still
+
+def goes_on():  # for longer than it may stand still
+    for _ in range(4):
+        time.sleep(1.0)
+        standing_still.allow()
+"""
+
+RANKS = """
 import pytest
 from mpi4py import MPI
-from tests import standing_still
+
+TWO = pytest.mark.parallel([2])
+
+@TWO
+def test_goes_on():
+    goes_on()
+
+@pytest.fixture
+def ranks_of_two_tests_wait():
+    if not standing_still.IS_RANK:
+        time.sleep(4)
+
+@TWO
+def test_waits_between_two_tests_do_not_count(ranks_of_two_tests_wait):
+    pass
 
 def waits_in_mpi():
     MPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE)
 
-@pytest.mark.parallel([2])
+@TWO
 def test_one_fails():
     assert MPI.COMM_WORLD.rank == 0, "rank 1 is wrong"
     waits_in_mpi()
 
-@pytest.mark.parallel([2])
-def test_both_wait():
-    waits_in_mpi()
-
-@pytest.mark.parallel([2])
-def test_one_waits_at_the_end():
+@TWO
+def test_both_wait():  # rank 1 for rank 0, at its end
     MPI.COMM_WORLD.rank or waits_in_mpi()
-
-@pytest.mark.parallel([2])
-def test_goes_on():
-    for _ in range(4):
-        time.sleep(0.8)
-        standing_still.allow()
-
-@pytest.mark.parallel([2])
-def test_waits_between_two_tests_do_not_count():
-    pass
-
-@pytest.fixture(autouse=True)
-def ranks_of_two_tests_wait(request):
-    if not standing_still.IS_RANK and "between" in request.node.name:
-        time.sleep(6)
 """
 
 ALONE = """
-import time
-
 def test_python_waits():
     time.sleep(60)
 
 def test_goes_on():
-    for _ in range(4):
-        time.sleep(0.8)
-        standing_still.allow()
-
-from tests import standing_still
+    goes_on()
 """
 
 IN_C = """
@@ -78,17 +76,18 @@ def waits():  # with the interpreter's lock; a signal ends one call
 
 def test_ranks(tmp_path: Path) -> None:
     """Those of tests/rank_pool.py, which stay for the next test."""
-    code, printed = run_tests(tmp_path, CONFTEST, RANKS)
-    assert code == 1 and "3 failed, 2 passed" in printed
+    code, printed = run_tests(tmp_path, CONFTEST, GOES_ON + RANKS)
+    assert code == 1 and "2 failed, 2 passed" in printed
     assert "rank 1 is wrong" in printed
-    # Of both that wait, and of the one that waits while the other is at the end of its test.
-    assert printed.count("in waits_in_mpi") >= 2 + 1
-    for test in ("one_fails", "both_wait", "one_waits_at_the_end"):
+    # The stacks of both that wait, the one in its test and the other at its end.
+    stacks = printed.split("_ test_both_wait _")[1]
+    assert "in waits_in_mpi" in stacks and "in teardown_exact" in stacks
+    for test in ("one_fails", "both_wait"):
         assert f"test_made.py::test_{test} failed on 2 ranks" in printed
 
 
 def test_a_process_of_its_own(tmp_path: Path) -> None:
-    code, printed = run_tests(tmp_path, CONFTEST, ALONE)
+    code, printed = run_tests(tmp_path, CONFTEST, GOES_ON + ALONE)
     assert code == 1 and "1 failed, 1 passed" in printed
     assert "time.sleep(60)" in printed and "Failed: stands still" in printed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests import LONG
 from tests.fuzz.cifar import archives, records
-from tests.fuzz.damage import JUNK, Case, Trap, damaged
+from tests.fuzz.damage import JUNK, Case, Making, Trap, damaged
 from tests.fuzz.idx import idx_headers
 from tests.fuzz.images import chunks, segments
 from tests.fuzz.json_documents import documents
@@ -64,16 +64,16 @@ def of_format(reader: Reader, canary: Path) -> Iterator[Case]:
         yield from thinned(other_tensors(reader.tensors))
 
 
-def thinned(of_all: Iterator[Case]) -> Iterator[Case]:
+def thinned(of_all: Iterator[Case | Making]) -> Iterator[Case]:
     """Take a twentieth of the cases, by their names; all where `LONG`."""
     for what, data in of_all:
         if LONG or not zlib.crc32(what.encode()) % 20:
-            yield what, data
+            yield what, data() if callable(data) else data
 
 
-def dealt(reader: Reader, of_all: Iterator[Case]) -> Iterator[Case]:
+def dealt(reader: Reader, of_all: Iterator[Case | Making]) -> Iterator[Case]:
     """Take this reader's share among its family of a fiftieth of the cases; all where `LONG`."""
     alike = [other for other in READERS if other.family == reader.family]
     for what, data in of_all:
         if LONG or zlib.crc32(what.encode()) % (50 * len(alike)) == alike.index(reader):
-            yield what, data
+            yield what, data() if callable(data) else data

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Case = tuple[str, bytes]
+
+Making = tuple[str, Callable[[], bytes]]
+"""A case that takes long to make, for those who take few of many."""
 
 
 SIZES = (0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32 - 1)

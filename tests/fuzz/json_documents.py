@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from tests import LONG
-from tests.fuzz.damage import JUNK, Case
+from tests.fuzz.damage import JUNK, Case, Making
 
 
-def documents(content: Any) -> Iterator[Case]:
+def documents(content: Any) -> Iterator[Case | Making]:
     """Texts in the place of a document: no JSON, other encodings, each value of it replaced by
     `VALUES` (of a large document by some of them each, unless `LONG`), left out, added."""
     good, places = json.dumps(content), list(paths(content))
@@ -29,11 +30,16 @@ def documents(content: Any) -> Iterator[Case]:
         yield f"{what} before", tail + good.encode()
     for number, path in enumerate(places):
         for value in VALUES[number % step :: step]:
-            yield f"{path} set to {value:.40}", replaced(content, path, value).encode()
-        for what, new in (("left out", without(content, path)), ("more beside", with_more(content, path))):
-            yield f"{path}: {what}", json.dumps(new).encode()
+            yield f"{path} set to {value:.40}", partial(_encoded, replaced, content, path, value)
+        for what, change in (("left out", without), ("more beside", with_more)):
+            yield f"{path}: {what}", partial(_encoded, change, content, path)
     for value in VALUES:
         yield f"{value:.40}", value.encode()
+
+
+def _encoded(change: Callable[..., Any], *arguments: Any) -> bytes:
+    new = change(*arguments)
+    return (new if isinstance(new, str) else json.dumps(new)).encode()
 
 
 TEXTS = {

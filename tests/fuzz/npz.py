@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.fuzz.damage import NAMES, Case, damaged, patched
+from tests.fuzz.damage import NAMES, Case, Making, damaged, patched
 from tests.fuzz.npy import header_of, npy, npys, values
 from tests.fuzz.packing import Members, pack_zip
 from tests.fuzz.readers import Reader
@@ -81,10 +81,10 @@ def with_comment(data: bytes, comment: bytes) -> bytes:
     return data[:-2] + len(comment).to_bytes(2, "little") + comment
 
 
-def members(packed: Members, arrays: Mapping[str, np.ndarray], canary: Path) -> Iterator[Case]:
+def members(packed: Members, arrays: Mapping[str, np.ndarray], canary: Path) -> Iterator[Making]:
     """Good zips around a member that is none, or that lies: the first."""
     (first, array), *_ = arrays.items()
-    with_first = functools.partial(_with_member, packed, first)
+    with_first = functools.partial(functools.partial, _with_member, packed, first)
     content = packed[f"{first}.npy"]
     start = content.index(b"\n") + 1
     for what, head in damaged(content[:start]):
@@ -93,11 +93,11 @@ def members(packed: Members, arrays: Mapping[str, np.ndarray], canary: Path) -> 
         yield f"{first}: {what}", with_first(changed, packing=PACKINGS[number % 2])
 
 
-def other_values(packed: Members, arrays: Mapping[str, np.ndarray]) -> Iterator[Case]:
+def other_values(packed: Members, arrays: Mapping[str, np.ndarray]) -> Iterator[Making]:
     """Good zips with another array in the place of each."""
     for name, array in arrays.items():
         for what, changed in values(array):
-            yield f"{name}: {what}", _with_member(packed, name, changed)
+            yield f"{name}: {what}", functools.partial(_with_member, packed, name, changed)
 
 
 def _with_member(packed: Members, name: str, content: bytes, packing: int = zipfile.ZIP_STORED) -> bytes:

@@ -17,7 +17,7 @@ def headers(tensors: Mapping[str, np.ndarray]) -> Iterator[Case]:
     content, good = content_of(tensors), header_of(tensors, "{}")
     text = json.dumps(good).encode()
     for what, changed in documents(good):
-        yield f"header, {what}", with_header(changed, content)
+        yield f"header, {what}", with_header(changed() if callable(changed) else changed, content)
     for told in (*SIZES, len(text) - 1, len(text) + 1, 10**8, 10**8 + 1, 2**63 - 1, 2**63, 2**64 - 1):
         yield f"header of {told}", with_header(text, content, told)
     (first, of_first), *_ = ((name, entry) for name, entry in good.items() if name in tensors)

@@ -301,7 +301,7 @@ def test_so_it_does_where_layers_are_split(driver, digits, exchange):
 def test_so_it_does_on_tensor_cores(driver, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
-    options = using(device=driver.name, gemm=gemm, check=True, samples=110, batch=45)
+    options = using(device=driver.name, gemm=gemm, check=True, samples=55, batch=45)
     report = train(using(options, **{**ADAM, "hidden": (40, 36)}))
     assert report.passed, str(report.check)
 

@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pyrt.cache import KernelFolder, make_folder
 from pyrt.driver.emulated import compile, runtime
 from pyrt.errors import UserError
 
@@ -167,3 +168,36 @@ def test_a_shared_variable_outside_all_functions_is_refused_with_what_to_write(
 def test_one_inside_a_function_is_not_refused(around: str) -> None:
     kernel = f'extern "C" __global__ void test(int *x) {{ if (x) {{ extern __shared__ int tile[]; {USE} }} }}'
     assert "emulated_dynamic_shared" in compile.translate(around.format(kernel))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_names_are_compiled_once_for_all_kernels(tmp_path: Path, checked: bool) -> None:
+    """With the flags of kernels, or g++ would read them again and not say so."""
+    if "clang" in compile.compiler()[1]:
+        pytest.skip("g++ alone takes the compiled form of a header that is included")
+    names = compile._names(checked)
+    assert Path(f"{names}.gch").is_file()
+    (tmp_path / "kernel.cpp").write_text("")
+    flags = [*compile._compiling(compile._kernel_flags(checked)[0]), "-Werror", "-Winvalid-pch"]
+    compile._run([*flags, "-include", names, "-fsyntax-only", str(tmp_path / "kernel.cpp")], "fails")
+
+
+def test_no_folder_is_filled_while_another_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders share locks: a process may wait for itself."""
+    filled: list[Path] = []
+
+    def noting(folder: Path, fill: Callable[[Path], object]) -> None:
+        def fill_alone(scratch: Path) -> None:
+            before = len(filled)
+            fill(scratch)
+            assert len(filled) == before
+            filled.append(folder)
+
+        make_folder(folder, fill_alone)
+
+    monkeypatch.setattr(compile, "make_folder", noting)
+    monkeypatch.setattr(compile, "kernel_folder", lambda: KernelFolder(tmp_path, ""))
+    monkeypatch.setattr(compile, "_names", compile._names.__wrapped__)
+    for _ in range(2):
+        assert compile.kernel_library(SOURCE, str(tmp_path), checked=False).is_file()
+    assert len(filled) == (1 if "clang" in compile.compiler()[1] else 2)
