@@ -133,7 +133,7 @@ def is_compiled(source: str, cache_dir: str, checked: bool) -> bool:
 
 def _kernel_folder(text: str, cache_dir: str, checked: bool) -> Path:
     """Return the path of the compiled form of a translated source."""
-    return _folder(text + _headers(), *_kernel_flags(checked), Path(cache_dir))
+    return _folder(f"{text}{NAMES}{_headers()}", *_kernel_flags(checked), Path(cache_dir))
 
 
 @cache
