@@ -1,17 +1,20 @@
 """Rules for tensor cores that multiply bf16 components (kernels/gemm/wgmma.cu).
 
 Each matrix is split once, before the first product that reads it, unless what makes it leaves its components.
-Pixels are gathered as a component, and the update keeps the components of weights.
+Pixels are gathered as a component, and the update keeps the components of weights. Products too narrow for
+components are fused with what follows as everywhere (nn/program/fuse_arrays.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from nn.launch.gemm.components import Components, TakeComponents
 from nn.launch.kernels import Kernels
 from nn.launch.pixels import GatherBatch, ScalePixels
+from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_convolutions import ConvolutionRules
 from nn.program.fuse_dense import DenseRules
@@ -43,6 +46,8 @@ class ComponentRules:
             convolutions.gradient,
             dense.way_back,
             dense.product,
+            partial(self._known.apply, FuseEpilogue(self._known.kernels)),
+            partial(self._known.apply, FuseColumnSums(self._known.kernels)),
             convolutions.convolution,
             convolutions.pooling,
             self.other,

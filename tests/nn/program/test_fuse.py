@@ -342,6 +342,20 @@ def test_pixels_that_others_read_too_are_scaled(driver, kernels, rng):
     assert [array.shape for array in split.reads] == [(45, 50), (70, 50)]
 
 
+def test_narrow_products_read_arrays_as_they_are(driver, kernels, library, stream, monkeypatch):
+    """With their bias and activation, and the sums of what they read, as where nothing has components."""
+    monkeypatch.setattr("nn.launch.gemm.versions.NARROW", 70)
+    results = []
+    for how in (Kernels(library, np.float32, "tiled"), kernels):
+        arrays = Arrays(driver, np.random.default_rng(3))
+        fused = fuse(arrays.items(), how)
+        run_items(fused, how, stream)
+        results.append(arrays.results())
+    assert names(fused) == ["scale pixels", "Z1", "Z2", "dA1", "dZ1", "dW2", "sum", "dW1"]
+    for plain, one in zip(*results, strict=True):
+        np.testing.assert_allclose(one, plain, rtol=0, atol=4e-6 * np.abs(plain).max())
+
+
 def test_thin_products_stay_as_they_are(driver, kernels, rng):
     arrays = Arrays(driver, rng)
     thin = gemm("dA2", BACKWARD, arrays.dZ2, arrays.Z, arrays.W3)
