@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 for _variable in ("OMPI_MCA_ess", "OMPI_MCA_pmix"):
     os.unsetenv(_variable)
 
+# Where nothing is compiled yet, one test may wait for many kernels.
+EmulatedDriver.compile = standing_still.progress(EmulatedDriver.compile)  # type: ignore[method-assign]
+
 
 def no_gpu() -> str:
     """Why there is no GPU to test on; empty where there is one."""

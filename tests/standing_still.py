@@ -18,12 +18,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import FrameType
-from typing import TextIO
+from typing import ParamSpec, TextIO, TypeVar
 
 import pytest
 from pytest_mpi.plugin import CHILD_PROCESS_FLAG
+
+Given, T = ParamSpec("Given"), TypeVar("T")
 
 LIMIT = 50.0
 """Seconds without a word of progress."""
@@ -76,6 +79,18 @@ def _print_stacks_after(seconds: float) -> None:
         return
     faulthandler.dump_traceback_later(seconds, exit=not IS_RANK, file=_stderr)
     _printing = now, seconds
+
+
+def progress(work: Callable[Given, T]) -> Callable[Given, T]:
+    """Return what does the same, and then starts the clock anew: its end is progress."""
+
+    @wraps(work)
+    def working(*arguments: Given.args, **named: Given.kwargs) -> T:
+        result = work(*arguments, **named)
+        allow()
+        return result
+
+    return working
 
 
 def stop() -> None:
