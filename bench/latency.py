@@ -20,12 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from tabulate import tabulate
 
-from bench.nets import MATHS, baseline
-from bench.nets import network_of as net_of
+from bench.nets import MATHS, baseline, network_of
 from bench.program import WrongResult, require_gpu, start
 from nn.model import reference
 from nn.model.initial import initial_values
-from nn.model.network import Network
 from nn.train.latency import Latency
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
@@ -63,11 +61,6 @@ def cases(name: str) -> list[Case]:
 def maths(name: str) -> tuple[str, ...]:
     """Return the arithmetic that a network is timed with."""
     return MATHS[:1] if name == DENSE else MATHS
-
-
-def network_of(name: str) -> Network:
-    """Make one of the networks."""
-    return Network.dense((784, 512, 10), "sigmoid", "softmax") if name == DENSE else net_of(name)
 
 
 def ours(name: str) -> Iterator[tuple[Case, Latency]]:

@@ -152,12 +152,18 @@ class Outcome:
     failed: bool = False
 
 
-def run_baseline(framework: str, gpus: int, batches: Sequence[int]) -> Outcome:
+def run_baseline(
+    framework: str,
+    gpus: int,
+    batches: Sequence[int],
+    hidden: Sequence[int] = (512,),
+    maths: Sequence[str] = MATHS,
+) -> Outcome:
     """Run the program of that framework; it fails unless it ends well or something is missing."""
     from bench.baselines.work import parse_lines
 
     program = Path(__file__).parent / "baselines" / BASELINES[framework]
-    words = ["--gpus", gpus, "--batch", *batches, "--math", *MATHS]
+    words = ["--gpus", gpus, "--hidden", *hidden, "--batch", *batches, "--math", *maths]
     with _all_cores():
         process = subprocess.Popen(
             [sys.executable, program, *map(str, words)],
@@ -240,11 +246,17 @@ def table(rows: Sequence[Row]) -> str:
     return tabulate(body, headers=headers, floatfmt=("", "", ".1f", "", ".1f", ".2f"), missingval="-")
 
 
-def run_baselines(gpus: int, batches: Sequence[int], failures: list[str]) -> list[Line]:
+def run_baselines(
+    gpus: int,
+    batches: Sequence[int],
+    failures: list[str],
+    hidden: Sequence[int] = (512,),
+    maths: Sequence[str] = MATHS,
+) -> list[Line]:
     """Run all baselines and return their lines; say what is left out, and add what failed."""
     lines: list[Line] = []
     for framework in BASELINES:
-        outcome = run_baseline(framework, gpus, batches)
+        outcome = run_baseline(framework, gpus, batches, hidden, maths)
         lines += outcome.lines
         if outcome.failed:
             failures.append(f"{framework}: {outcome.why}")

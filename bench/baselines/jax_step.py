@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from bench.baselines import work
-from bench.baselines.work import CHECKED, RATE, REG, SIZES, Task
+from bench.baselines.work import CHECKED, RATE, REG, Task
 from bench.program import start
 from nn.model.reference import Arrays
 from pyrt.errors import UserError
@@ -31,17 +31,22 @@ try:
 except ImportError:
     jax = None
 
-PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32"}
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}
 """What JAX calls the arithmetic of a product."""
 
 
 def cost(parameters: Any, X: Any, labels: Any) -> Any:
-    """Return the mean cross-entropy plus the L2 term."""
-    A1 = jax.nn.sigmoid(X @ parameters["W1"].T + parameters["b1"])
-    Z2 = A1 @ parameters["W2"].T + parameters["b2"]
-    targets = jax.nn.one_hot(labels, SIZES[-1])
-    data_term = -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(Z2), axis=1))
-    return data_term + REG / 2 * sum(jnp.sum(parameters[name] ** 2) for name in ("W1", "W2"))
+    """Return the mean cross-entropy plus the L2 term; products are in the dtype of X."""
+    depth = len(parameters) // 2
+    cast = {name: array.astype(X.dtype) for name, array in parameters.items()}
+    A = X
+    for layer in range(1, depth):
+        A = jax.nn.sigmoid(A @ cast[f"W{layer}"].T + cast[f"b{layer}"])
+    Z = (A @ cast[f"W{depth}"].T + cast[f"b{depth}"]).astype(jnp.float32)
+    targets = jax.nn.one_hot(labels, Z.shape[1])
+    data_term = -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(Z), axis=1))
+    weights = (parameters[f"W{layer}"] for layer in range(1, depth + 1))
+    return data_term + REG / 2 * sum(jnp.sum(W**2) for W in weights)
 
 
 def update(parameters: Any, batch: Any) -> tuple[Any, None]:
@@ -51,15 +56,19 @@ def update(parameters: Any, batch: Any) -> tuple[Any, None]:
 
 
 class Placed:
-    """A task on the devices: batches sharded by samples, parameters on every device."""
+    """A task on the devices: batches sharded by samples, parameters on every device.
 
-    def __init__(self, task: Task, devices: Sequence[Any]) -> None:
+    In bf16 the samples are kept so.
+    """
+
+    def __init__(self, task: Task, devices: Sequence[Any], math: str = "float32") -> None:
         mesh = jax.sharding.Mesh(np.array(devices), ("samples",))
         partition = jax.sharding.PartitionSpec
         self._sharded = jax.sharding.NamedSharding(mesh, partition(None, "samples"))
         self._one = jax.sharding.NamedSharding(mesh, partition("samples"))
         self._everywhere = jax.sharding.NamedSharding(mesh, partition())
         self._task = task
+        self._X = task.X.astype(jnp.bfloat16) if math == "bf16" else task.X
 
     def parameters(self) -> Any:
         """Place the first parameters."""
@@ -67,13 +76,13 @@ class Placed:
 
     def epoch(self, batches: int) -> Any:
         """Place the first batches as two arrays."""
-        X, labels = self._task.X[:batches], self._task.labels[:batches].astype(np.int32)
+        X, labels = self._X[:batches], self._task.labels[:batches].astype(np.int32)
         return jax.device_put((X, labels), self._sharded)
 
     def each(self) -> list[Any]:
         """Place all batches one by one."""
         labels = self._task.labels.astype(np.int32)
-        return [jax.device_put(batch, self._one) for batch in zip(self._task.X, labels, strict=True)]
+        return [jax.device_put(batch, self._one) for batch in zip(self._X, labels, strict=True)]
 
 
 class JitStep:
@@ -113,9 +122,9 @@ class EpochScan(JitStep):
         self._parameters = self._epoch(self._parameters, self._epochs[steps])
 
 
-def modes(task: Task, devices: Sequence[Any]) -> Iterator[work.Mode]:
+def modes(task: Task, devices: Sequence[Any], math: str) -> Iterator[work.Mode]:
     """Yield all ways of running the training, each made when the one before is done."""
-    placed = Placed(task, devices)
+    placed = Placed(task, devices, math)
     yield JitStep(placed)
     yield EpochScan(placed, task.batches)
 
@@ -134,11 +143,11 @@ def main(arguments: Sequence[str]) -> int:
     wanted = work.parse("jax_step.py", __doc__, arguments)
     devices = find_devices(wanted.gpus)
     for batch in wanted.batches:
-        task = work.make_task(batch)
+        task = work.make_task(batch, wanted.hidden)
         for math in wanted.maths:
             jax.config.update("jax_default_matmul_precision", PRECISIONS[math])
             setting = work.Setting("JAX", jax.__version__, math, wanted.gpus, devices[0].device_kind)
-            for mode in modes(task, devices):
+            for mode in modes(task, devices, math):
                 work.run(mode, task, setting)
     return 0
 

@@ -16,8 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.baselines.torch_nets import captured, dtype_of, module_of
-from bench.latency import NUMBERS, cases, network_of
+from bench.baselines.torch_nets import captured, module_of
+from bench.baselines.torch_step import dtype_of
+from bench.latency import NUMBERS, cases
+from bench.nets import network_of
 from bench.program import start
 from nn.model.network import Network
 from nn.train.latency import Latency

@@ -1,8 +1,8 @@
-"""A training step of convolutional networks in PyTorch, a JSON line for each network, batch and arithmetic.
+"""A training step of networks in PyTorch, a JSON line for each network, batch and arithmetic.
 
-As fast as PyTorch trains them: images channels last, cudnn.benchmark, forward, backward and SGD with momentum
-in one CUDA graph. ``--layers``: single convolutions in place of networks, a line for each of the three
-products of a layer.
+As fast as modules and autograd are: images channels last, cudnn.benchmark, forward, backward and SGD, with
+momentum where there are convolutions, in one CUDA graph. ``--layers``: single convolutions in place of
+networks, a line for each of the three products of a layer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from bench.baselines.torch_step import dtype_of
 from bench.nets import LAYERS, NETS, RATE, Layer, network_of
 from bench.program import start
 from bench.timing import Times, wall
 from nn.model.conv2d import Conv2d
 from nn.model.dense import Dense
+from nn.model.layer import Shape
 from nn.model.network import Network
 from nn.model.pool import MaxPool2d
 from pyrt.arguments import Parser
@@ -59,11 +61,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def dtype_of(math: str) -> Any:
-    """Return the dtype of all arrays."""
-    return torch.bfloat16 if math == "bf16" else torch.float32
-
-
 def _tell(what: list[object], math: str, work: Callable[[], None]) -> None:
     graph = captured(work)
     torch.cuda.synchronize()
@@ -97,12 +94,11 @@ def captured(work: Callable[[], None]) -> Any:
 
 def _step(network: Network, batch: int, dtype: Any) -> Callable[[], None]:
     """Make a step on one batch that lies on the device."""
-    height, width, channels = network.layer_shapes[0]
     net = module_of(network).to("cuda", dtype=dtype, memory_format=torch.channels_last)
-    images = torch.rand(batch, channels, height, width, device="cuda", dtype=dtype)
-    images = images.contiguous(memory_format=torch.channels_last)
+    images = _images(network.layer_shapes[0], batch, dtype)
     labels = torch.randint(0, network.classes, (batch,), device="cuda")
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
+    momentum = 0.0 if network.is_dense else MOMENTUM
+    optimiser = torch.optim.SGD(net.parameters(), lr=RATE, momentum=momentum, fused=True)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -110,6 +106,15 @@ def _step(network: Network, batch: int, dtype: Any) -> Callable[[], None]:
         optimiser.step()
 
     return step
+
+
+def _images(shape: Shape, batch: int, dtype: Any) -> Any:
+    """Make random images: rows of pixels, or channels last in memory and first in shape."""
+    if len(shape) == 1:
+        return torch.rand(batch, *shape, device="cuda", dtype=dtype)
+    height, width, channels = shape
+    images = torch.rand(batch, channels, height, width, device="cuda", dtype=dtype)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def module_of(network: Network) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from bench.baselines import work
-from bench.baselines.work import CHECKED, RATE, REG, SIZES, Task
+from bench.baselines.work import CHECKED, CLASSES, RATE, REG, Task
 from bench.program import start
 from nn.model.reference import Arrays
 from pyrt.errors import UserError
@@ -47,21 +48,27 @@ class Place:
             torch.cuda.synchronize(self.device)
 
 
-class Eager:
-    """What most people write."""
+def dtype_of(math: str) -> Any:
+    """Return the dtype of what products read and write."""
+    return torch.bfloat16 if math == "bf16" else torch.float32
 
-    def __init__(self, task: Task, place: Place) -> None:
-        self._place = place
+
+class Eager:
+    """What most people write; bf16 by autocast."""
+
+    def __init__(self, task: Task, place: Place, math: str = "float32") -> None:
+        self._place, self._math = place, math
         self._X, self._labels = place.tensor(task.X), place.tensor(task.labels)
-        net = torch.nn.Sequential(
-            torch.nn.Linear(SIZES[0], SIZES[1]), torch.nn.Sigmoid(), torch.nn.Linear(SIZES[1], SIZES[2])
-        ).to(place.device)
-        self._parameters = dict(zip(("W1", "b1", "W2", "b2"), net.parameters(), strict=True))
+        layers: list[Any] = []
+        for inputs, units in pairwise(task.sizes):
+            layers += [torch.nn.Linear(inputs, units), torch.nn.Sigmoid()]
+        net = torch.nn.Sequential(*layers[:-1]).to(place.device)
+        self._parameters = dict(zip(task.parameters, net.parameters(), strict=True))
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(place.tensor(task.parameters[name]))
-        weights = [self._parameters[name] for name in ("W1", "W2")]
-        biases = [self._parameters[name] for name in ("b1", "b2")]
+        weights = [parameter for name, parameter in self._parameters.items() if name.startswith("W")]
+        biases = [parameter for name, parameter in self._parameters.items() if name.startswith("b")]
         groups = [{"params": weights, "weight_decay": REG}, {"params": biases}]
         self._optimizer = torch.optim.SGD(groups, lr=RATE, fused=True)
         self.name = "eager"
@@ -75,7 +82,9 @@ class Eager:
     def queue(self, steps: int) -> None:
         for X, labels in zip(self._X[:steps], self._labels[:steps], strict=True):
             self._optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(self._net(X), labels).backward()
+            with torch.autocast(self._place.device.type, torch.bfloat16, enabled=self._math == "bf16"):
+                cost = torch.nn.functional.cross_entropy(self._net(X), labels)
+            cost.backward()
             self._optimizer.step()
 
     def wait(self) -> None:
@@ -88,22 +97,24 @@ class Eager:
 class Step:
     """A step without autograd: all parameters in one buffer, all gradients in another.
 
-    Labels are one-hot and the mean over the batch is taken by the update, which saves four kernels.
+    Labels are one-hot and the mean over the batch is taken by the update, which saves four kernels. In bf16
+    the samples are kept so, and each step casts the parameters once, all in one kernel.
     """
 
-    def __init__(self, task: Task, place: Place) -> None:
+    def __init__(self, task: Task, place: Place, math: str = "float32") -> None:
         self.place = place
-        self._X = place.tensor(task.X)
-        self._targets = place.tensor(np.eye(SIZES[-1], dtype=np.float32)[task.labels])
-        self._shapes = {name: task.parameters[name].shape for name in ("W1", "W2", "b1", "b2")}
-        flat = [task.parameters[name].ravel() for name in self._shapes]
-        self.flat = place.tensor(np.concatenate(flat))
-        self._gradients = torch.empty_like(self.flat)
-        self._W1, self._W2, self._b1, self._b2 = self._views(self.flat)
-        self._dW1, self._dW2, self._db1, self._db2 = self._views(self._gradients)
-        weights = self._W1.numel() + self._W2.numel()
-        self._keep = torch.ones_like(self.flat)
-        self._keep[:weights] -= RATE * REG
+        dtype = dtype_of(math)
+        self._X = place.tensor(task.X).to(dtype)
+        self._targets = place.tensor(np.eye(CLASSES, dtype=np.float32)[task.labels])
+        self._dZ = torch.empty(*self._targets.shape[1:], dtype=dtype, device=place.device)
+        names = sorted(task.parameters, key=lambda name: name[0])  # the weights, then the biases
+        self._shapes = {name: task.parameters[name].shape for name in names}
+        self.flat = place.tensor(np.concatenate([task.parameters[name].ravel() for name in names]))
+        self._read = self.flat.to(dtype)  # in float32 flat itself
+        self._gradients = torch.empty_like(self._read)
+        self._W, self._b = self._layers(self._read)
+        self._dW, self._db = self._layers(self._gradients)
+        self._weights = self.flat[: sum(W.numel() for W in self._W)]
         self._rate = RATE / (task.X.shape[1] * place.ranks)
         self._pool: Any = None
 
@@ -111,20 +122,29 @@ class Step:
         parts = flat.split([int(np.prod(shape)) for shape in self._shapes.values()])
         return [part.view(shape) for part, shape in zip(parts, self._shapes.values(), strict=True)]
 
+    def _layers(self, flat: Any) -> tuple[list[Any], list[Any]]:
+        """Return views of the weights and of the biases."""
+        views = self._views(flat)
+        return views[: len(views) // 2], views[len(views) // 2 :]
+
     def run(self, batch: int) -> None:
         """Queue one step on a batch."""
-        X = self._X[batch]
-        A1 = torch.addmm(self._b1, X, self._W1.t()).sigmoid_()
-        Z2 = torch.addmm(self._b2, A1, self._W2.t())
-        dZ2 = torch.softmax(Z2, 1).sub_(self._targets[batch])
-        torch.mm(dZ2.t(), A1, out=self._dW2)
-        torch.sum(dZ2, 0, out=self._db2)
-        dZ1 = torch.ops.aten.sigmoid_backward(torch.mm(dZ2, self._W2), A1)
-        torch.mm(dZ1.t(), X, out=self._dW1)
-        torch.sum(dZ1, 0, out=self._db1)
+        if self._read is not self.flat:
+            self._read.copy_(self.flat)
+        A = [self._X[batch]]
+        for W, b in zip(self._W[:-1], self._b[:-1], strict=True):
+            A.append(torch.addmm(b, A[-1], W.t()).sigmoid_())
+        Z = torch.addmm(self._b[-1], A[-1], self._W[-1].t())
+        dZ = torch.sub(torch.softmax(Z, 1, dtype=torch.float32), self._targets[batch], out=self._dZ)
+        for layer in reversed(range(len(A))):
+            torch.mm(dZ.t(), A[layer], out=self._dW[layer])
+            torch.sum(dZ, 0, out=self._db[layer])
+            if layer:
+                dZ = torch.ops.aten.sigmoid_backward(torch.mm(dZ, self._W[layer]), A[layer])
         if self.place.ranks > 1:
             dist.all_reduce(self._gradients)
-        self.flat.mul_(self._keep).add_(self._gradients, alpha=-self._rate)
+        self._weights.mul_(1 - RATE * REG)
+        self.flat.add_(self._gradients, alpha=-self._rate)
 
     def parameters(self) -> Arrays:
         views = zip(self._shapes, self._views(self.flat), strict=True)
@@ -158,8 +178,8 @@ class StepGraph:
 
     name = "step graph"
 
-    def __init__(self, task: Task, place: Place) -> None:
-        self._step = Step(task, place)
+    def __init__(self, task: Task, place: Place, math: str) -> None:
+        self._step = Step(task, place, math)
         self._step.warm_up()
         self._graphs = [self._step.capture([batch]) for batch in range(task.batches)]
         self.parameters = self._step.parameters
@@ -177,8 +197,8 @@ class EpochGraph:
 
     name = "epoch graph"
 
-    def __init__(self, task: Task, place: Place) -> None:
-        self._step = Step(task, place)
+    def __init__(self, task: Task, place: Place, math: str) -> None:
+        self._step = Step(task, place, math)
         self._step.warm_up()
         self._graphs = {count: self._step.capture(range(count)) for count in {CHECKED, task.batches}}
         self.parameters = self._step.parameters
@@ -190,11 +210,11 @@ class EpochGraph:
         self._step.place.wait()
 
 
-def modes(task: Task, place: Place) -> Iterator[work.Mode]:
+def modes(task: Task, place: Place, math: str) -> Iterator[work.Mode]:
     """Yield all ways of running the training, each made when the one before is done."""
-    yield Eager(task, place)
-    yield StepGraph(task, place)
-    yield EpochGraph(task, place)
+    yield Eager(task, place, math)
+    yield StepGraph(task, place, math)
+    yield EpochGraph(task, place, math)
 
 
 def find_place(gpus: int) -> Place:
@@ -221,12 +241,12 @@ def main(arguments: Sequence[str]) -> int:
     wanted = work.parse("torch_step.py", __doc__, arguments)
     place = find_place(wanted.gpus)
     for batch in wanted.batches:
-        task = work.make_task(batch)
+        task = work.make_task(batch, wanted.hidden)
         for math in wanted.maths:
             torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
             device = torch.cuda.get_device_name()
             setting = work.Setting("PyTorch", torch.__version__, math, wanted.gpus, device)
-            for mode in modes(task.part(place.rank, place.ranks), place):
+            for mode in modes(task.part(place.rank, place.ranks), place, math):
                 work.run(mode, task, setting, printing=place.rank == 0)
     if place.ranks > 1:
         dist.destroy_process_group()

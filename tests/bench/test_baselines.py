@@ -28,6 +28,11 @@ def task():
     return work.make_task(40, samples=40 * (CHECKED + 1))
 
 
+@pytest.fixture(scope="module")
+def deep_task():
+    return work.make_task(40, (48, 64, 32), samples=40 * (CHECKED + 1))
+
+
 class Numpy:
     """A mode that trains with the reference, its gradients times ``factor``."""
 
@@ -39,7 +44,7 @@ class Numpy:
 
     def queue(self, steps):
         batches = zip(self._task.X[:steps], self._task.labels[:steps], strict=True)
-        network = Network.dense(work.SIZES, "sigmoid", "softmax")
+        network = Network.dense(self._task.sizes, "sigmoid", "softmax")
         sgd = Sgd(work.RATE * self._factor, 0.0, work.REG)
         self._parameters = reference.train(self._parameters, batches, network, sgd)
 
@@ -73,6 +78,36 @@ def test_check_finds_a_wrong_gradient(task):
         work.check(Numpy(Task(task.X[::-1], task.labels, task.parameters)), task, "tf32")
 
 
+def test_check_finds_a_wrong_gradient_of_the_first_of_many_layers(deep_task):
+    """It is more than the L2 term and than what parameters are rounded by."""
+    assert deep_task.sizes == (784, 48, 64, 32, 10)
+    work.check(Numpy(deep_task), deep_task, "float32")
+    mode = Numpy(deep_task)
+    exact = mode.parameters()["W1"]
+    mode.queue(CHECKED)
+    change = mode.parameters()["W1"] - exact * (1 - work.RATE * work.REG) ** CHECKED
+    assert np.abs(change).max() > 20 * CHECKED * work.RATE * work.REG * np.abs(exact).max()
+    mode.queue = lambda steps: None
+    mode.parameters()["W1"] -= change * np.float32(0.2)
+    with pytest.raises(WrongResult, match="numpy, bf16: W1 is off by"):
+        work.check(mode, deep_task, "bf16")
+
+
+def test_a_round_of_slow_steps_is_an_epoch(task, monkeypatch):
+    monkeypatch.setattr(timing, "WARM_UP", 0)
+    monkeypatch.setattr(work, "ROUNDS", 2)
+    monkeypatch.setattr(work, "ROUND_STEPS", 12)
+    queued = []
+    mode = Numpy(task)
+    mode.queue = queued.append
+    work.time(mode, 4)
+    assert len(queued) == 1 + 2 * 3
+    queued.clear()
+    monkeypatch.setattr(work, "ROUND_SECONDS", 0.0)
+    work.time(mode, 4)
+    assert len(queued) == 1 + 2 * 1
+
+
 def test_run_prints_a_line_on_one_rank(task, monkeypatch, capsys):
     monkeypatch.setattr(timing, "WARM_UP", 0)
     monkeypatch.setattr(work, "ROUND_STEPS", 1)
@@ -89,12 +124,17 @@ def test_run_prints_a_line_on_one_rank(task, monkeypatch, capsys):
 def test_arguments():
     given = work.parse("x.py", None, ["--gpus", "4", "--batch", "3000", "400", "--math", "tf32"])
     assert given == work.Arguments(4, [3000, 400], ["tf32"])
-    assert work.parse("x.py", None, []) == work.Arguments(1, [3000], ["float32"])
+    assert work.parse("x.py", None, []) == work.Arguments(1, [3000], ["float32"], (512,))
+    given = work.parse("x.py", None, ["--hidden", "64", "32", "--math", "float32", "bf16"])
+    assert given == work.Arguments(1, [3000], ["float32", "bf16"], (64, 32))
 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--gpus 0", "--batch 0", "--batch 30000", "--gpus 4 --batch 3001", "--math int8", "--batch x", "what"],
+    [
+        *("--gpus 0", "--batch 0", "--batch 30000", "--gpus 4 --batch 3001", "--batch x"),
+        *("--math int8", "--hidden", "--hidden 64 0", "what"),
+    ],
 )
 def test_arguments_that_make_no_sense(arguments):
     with pytest.raises(UserError):
@@ -110,28 +150,32 @@ def test_a_missing_framework_is_one_line(module, missing, name, monkeypatch):
         module.main([])
 
 
-def test_torch_steps_on_the_cpu(task):
+@pytest.mark.parametrize("math", ["float32", "bf16"])
+@pytest.mark.parametrize("which", ["task", "deep_task"])
+def test_torch_steps_on_the_cpu(which, math, request):
     torch = pytest.importorskip("torch")
+    task = request.getfixturevalue(which)
     place = torch_step.Place(0, 1, torch.device("cpu"))
-    work.check(torch_step.Eager(task, place), task, "float32")
-    step = torch_step.Step(task, place)
+    work.check(torch_step.Eager(task, place, math), task, math)
+    step = torch_step.Step(task, place, math)
     for batch in range(CHECKED):
         step.run(batch)
     mode = Numpy(task)
     mode.queue, mode.parameters = lambda steps: None, step.parameters
-    work.check(mode, task, "float32")
+    work.check(mode, task, math)
 
 
 JAX_ON_THE_CPU = """
 import jax
 from bench.baselines import jax_step, work
 
-task = work.make_task(40, samples=40 * (work.CHECKED + 1))
-placed = jax_step.Placed(task, jax.devices()[:1])
-for mode in (jax_step.JitStep(placed), jax_step.EpochScan(placed, task.batches)):
-    work.check(mode, task, "float32")
-    mode.queue(task.batches)
-    mode.wait()
+for hidden in (512,), (48, 64, 32):
+    task = work.make_task(40, hidden, samples=40 * (work.CHECKED + 1))
+    for math in "float32", "bf16":
+        for mode in jax_step.modes(task, jax.devices()[:1], math):
+            work.check(mode, task, math)
+            mode.queue(task.batches)
+            mode.wait()
 """
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from bench import latency
 from bench.baselines import torch_latency
-from bench.latency import DENSE, NUMBERS, Case, cases, fastest, main, network_of, ours, table
-from bench.nets import IMAGES
+from bench.latency import DENSE, NUMBERS, Case, cases, fastest, main, ours, table
+from bench.nets import IMAGES, network_of
 from bench.program import WrongResult
 from nn.model import reference
 from nn.model.network import Network

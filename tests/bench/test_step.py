@@ -62,8 +62,10 @@ def test_a_baseline_is_asked_for_all_and_answers_in_lines(program):
     program(f"import sys; print('noise'); print({str(answer)!r}); print(sys.argv[1:], file=sys.stderr)")
     assert step.run_baseline("PyTorch", 1, [3000, 750]) == Outcome([answer])
     program("import sys; print('x: error:', *sys.argv[1:], file=sys.stderr); sys.exit(2)")
-    asked = "--gpus 2 --batch 3000 750 --math float32 tf32"
+    asked = "--gpus 2 --hidden 512 --batch 3000 750 --math float32 tf32"
     assert step.run_baseline("PyTorch", 2, [3000, 750]) == Outcome([], asked)
+    asked = "--gpus 1 --hidden 64 32 --batch 3000 --math bf16"
+    assert step.run_baseline("PyTorch", 1, [3000], (64, 32), ["bf16"]) == Outcome([], asked)
 
 
 def test_what_is_missing_is_said_and_what_fails_is_kept(program, monkeypatch, capsys):
