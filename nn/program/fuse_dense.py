@@ -15,7 +15,7 @@ from nn.launch.elementwise import ActivationBackward
 from nn.launch.gemm.layer import LayerProduct, Left, component_product
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import THIN
-from nn.program.fuse_classifier import FuseClassifier
+from nn.program.fuse_classifier import LENGTH, FuseClassifier
 from nn.program.known_components import KnownComponents, epilogue_of, may_start_early
 from nn.program.operations import Item, Operation
 from nn.program.rewrite import Replacement, reads, same, writes
@@ -90,15 +90,24 @@ class DenseRules:
     def _left(self, D: DeviceArray, later: Sequence[Item]) -> Left:
         """Choose in what form a layer's product leaves D for later items; make room for its components."""
         readers = [place for place, item in enumerate(later) if reads(item, D)]
-        as_components = [self._reads_components(D, later, place) for place in readers]
+        classifier = self._in_classifier(later)
+        as_components = [
+            place not in classifier and self._reads_components(D, later, place) for place in readers
+        ]
         if not any(as_components):
             return Left()
         return Left(self._known.leave(D), not all(as_components))
 
+    def _in_classifier(self, later: Sequence[Item]) -> range:
+        """Return the places of the items that the classifier takes."""
+        starts = (at for at in range(len(later)) if self._classifier.match(later[at : at + LENGTH]))
+        start = next(starts, None)
+        return range(0) if start is None else range(start, start + LENGTH)
+
     def _reads_components(self, D: DeviceArray, later: Sequence[Item], place: int) -> bool:
         """Return whether an item reads D as components: a product, or one that will go through D's f'."""
         if self._known.is_product(later[place]):
-            return self._classifier.match(later[place:]) is None
+            return True
         after = self._through(later[place - 1], later[place:]) if place else None
         return after is not None and same(after.A, D)
 

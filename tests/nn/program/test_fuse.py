@@ -259,6 +259,16 @@ def test_a_narrow_end_is_one_operation(driver, kernels, library, stream):
         np.testing.assert_allclose(one, plain, rtol=0, atol=2e-6 * np.abs(plain).max())
 
 
+def test_what_a_narrow_end_reads_is_left_as_it_is(driver, kernels, rng):
+    """Float32 alone, though its products and f' could read components."""
+    end = End(driver, rng)
+    below = operations.bias_activation("A", end.A, end.db_below, "sigmoid")
+    hidden = gemm("Z1", FORWARD, end.A, end.X, end.dW1, transpose_b=True)
+    fused = fuse([hidden, below, *end.items()], kernels)
+    assert names(fused)[:3] == ["split operands", "Z1", "Z2 to db1"]
+    assert fused[1].writes == (end.A,)
+
+
 def test_a_narrow_end_leaves_dZ_to_other_readers(driver, kernels, stream):
     end = End(driver, np.random.default_rng(6))
     reader = operations.column_sums("again", BACKWARD, end.dA, end.db_below)
