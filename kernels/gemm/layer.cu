@@ -13,13 +13,13 @@
 // next component `distance` elements behind; ld is even. f' is taken from the components of `made` alone: three of
 // them are its float32 numbers to the last bit.
 //
-// Launch, and shared memory: see gemm/wgmma_tiles.cuh. For the sums of columns each block leaves those of its tile in
-// its row of `partials` (gridDim.x x N); the last block of a column of tiles adds them up, always from the first row
-// on. `columns_done` has a counter for each column of tiles, 0 before and after a launch.
+// Launch, and shared memory: see gemm/wgmma_tiles.cuh; static, 8 KB at most. For the sums of columns each block leaves
+// those of its tile in its row of `partials` (gridDim.x x N); the last block of a column of tiles adds them up, always
+// from the first row on. `meetings` has a counter for each tile, then one for each column of tiles, 0 before and after
+// a launch.
 
 #include "gemm/wgmma_tiles.cuh"
 #include "gemm/matrix_tiles.cuh"
-#include "last_block.cuh"
 
 struct Layer : Result {
     bfloat16 *components;
@@ -27,7 +27,7 @@ struct Layer : Result {
     const bfloat16 *made;
     int made_ld, made_distance;
     real *partials, *column_sums;
-    int *columns_done;
+    int *done;
 
     // Two neighbours of a row of D from their sums; 0 where D has no such element.
     __device__ float2 pair(int m, int n, real first, real second) const
@@ -77,14 +77,30 @@ struct Layer : Result {
     }
 };
 
-// Adds up the columns of a tile of D, as its threads hold it, and at last those of all tiles above each other.
+// Whether this warp is the last of `warps` to come here. It sees what the others wrote before. `done` is 0 before and
+// after a launch.
+__device__ inline bool is_last_warp(int *done, int warps)
+{
+    __threadfence();
+    __syncwarp();
+    int last = 0;
+    if (threadIdx.x % WARP == 0) {
+        last = atomicAdd(done, 1) == warps - 1;
+        if (last)
+            atomicExch(done, 0);
+    }
+    last = __shfl_sync(0xffffffff, last, 0);
+    __threadfence();
+    return last;
+}
+
+// Adds up the columns of a tile of D, as its threads hold it, and at last those of all tiles above each other. (Warps
+// meet by counters: those that fetched have ended, and no barrier of the block is to be had.)
 template <int GROUPS, int BN>
 __device__ inline void add_columns(const Layer &layer, int first_n, const real (&d)[BN / 2])
 {
-    extern __shared__ __align__(1024) number ring[];
-    real *meeting = (real *)ring;  // 4 GROUPS x BN, a row a warp, where tiles were
     const int WARPS = 4 * GROUPS, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    __syncthreads();  // all have multiplied them
+    __shared__ __align__(8) real meeting[WARPS * BN];  // a row a warp
 #pragma unroll
     for (int i = 0; i < BN / 2; i += 4) {
         float2 sum = {d[i] + d[i + 2], d[i + 1] + d[i + 3]};
@@ -96,18 +112,20 @@ __device__ inline void add_columns(const Layer &layer, int first_n, const real (
         if (lane < 4)
             *(float2 *)(meeting + warp * BN + product_column(i)) = sum;
     }
-    __syncthreads();
-    const int THREADS = 32 * WARPS;
-    for (int n = threadIdx.x; n < BN && first_n + n < layer.N; n += THREADS) {
+    int *tile_done = layer.done + blockIdx.y * gridDim.x + blockIdx.x;
+    int *column_done = layer.done + gridDim.y * gridDim.x + blockIdx.y;
+    if (!is_last_warp(tile_done, WARPS))
+        return;
+    for (int n = lane; n < BN && first_n + n < layer.N; n += WARP) {
         real sum = 0;
 #pragma unroll
         for (int row = 0; row < WARPS; row++)
             sum += meeting[row * BN + n];
         layer.partials[(offset)blockIdx.x * layer.N + first_n + n] = sum;
     }
-    if (!is_last_block(layer.columns_done + blockIdx.y, gridDim.x))
+    if (!is_last_warp(column_done, gridDim.x))
         return;
-    for (int n = threadIdx.x; n < BN && first_n + n < layer.N; n += THREADS) {
+    for (int n = lane; n < BN && first_n + n < layer.N; n += WARP) {
         real sum = 0;
 #pragma unroll 8
         for (int row = 0; row < (int)gridDim.x; row++)
@@ -142,11 +160,11 @@ extern "C" __global__ void __launch_bounds__(256)
 layer_64x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
             int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
             int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-            real *column_sums, int *columns_done)
+            real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product<1, 64>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
@@ -154,11 +172,11 @@ extern "C" __global__ void __launch_bounds__(384, RESIDENT<2, 64>)
 layer_128x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
              int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
              int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-             real *column_sums, int *columns_done)
+             real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product<2, 64>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
@@ -166,11 +184,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 layer_192x64(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
              int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
              int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-             real *column_sums, int *columns_done)
+             real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product<3, 64>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
@@ -178,11 +196,11 @@ extern "C" __global__ void __launch_bounds__(256)
 layer_64x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
              int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
              int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-             real *column_sums, int *columns_done)
+             real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product<1, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
@@ -190,11 +208,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 layer_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
               int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
               int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-              real *column_sums, int *columns_done)
+              real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product<2, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
@@ -211,10 +229,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 layer_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
               int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
               int components_ld, int distance, const bfloat16 *made, int made_ld, int made_distance, real *partials,
-              real *column_sums, int *columns_done)
+              real *column_sums, int *meetings)
 {
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
-                         made, made_ld, made_distance, partials, column_sums, columns_done};
+                         made, made_ld, made_distance, partials, column_sums, meetings};
     layer_product_wide<COMPONENTS == 11>(K, A, B, stages, {sums, done}, starts_early, layer);
 }

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
 
 
+_MEETING = 8192
+"""Bytes of shared memory in which the warps of the largest tile leave the sums of their columns."""
+
+
 @dataclass(frozen=True)
 class Left:
     """In what form a product leaves its result D (M, N): float32, bf16 components, or both."""
@@ -39,6 +43,10 @@ class LayerProduct(ComponentProduct):
     left: Left = Left()
     made: Components | None = None
     sums: DeviceArray | None = None
+
+    @property
+    def static_shared(self) -> int:
+        return _MEETING if not self.is_forward else 0
 
     @property
     def is_forward(self) -> bool:
@@ -99,12 +107,13 @@ class LayerProduct(ComponentProduct):
         return self.bind(kernels, "gemm/layer", "layer", constants, arguments)
 
     def _sums(self, kernels: Kernels) -> tuple[Argument, ...]:
-        """Return room for the sums of each block, the sums, and a counter for each column of tiles."""
+        """Return room for the sums of each block, the sums, and counters of tiles and columns of tiles."""
         if self.sums is None:
             return None, None, None
         partials = kernels.workspace((self._partial_rows(kernels), self._columns), np.float32)
         across = blocks(self._columns, self.cut(kernels.driver).columns)
-        return partials, self.sums, DeviceArray.from_host(kernels.driver, np.zeros(across, np.int32))
+        counters = np.zeros((partials.shape[0] + 1) * across, np.int32)
+        return partials, self.sums, DeviceArray.from_host(kernels.driver, counters)
 
     def _require_fits(self) -> None:
         """Raise ValueError for arrays that do not fit, or for a product that has no such kernel."""

@@ -133,6 +133,11 @@ class ComponentProduct(Work):
     tiling: Tiling | None = None
 
     @property
+    def static_shared(self) -> int:
+        """Count the bytes of shared memory that its epilogue takes beside the buffers."""
+        return 0
+
+    @property
     def reads(self) -> tuple[DeviceArray, ...]:
         bias = (self.epilogue.bias,) if self.epilogue.bias is not None else ()
         return self.A.numbers, self.B.numbers, *bias
@@ -188,7 +193,8 @@ class ComponentProduct(Work):
 
     def cut(self, driver: Driver) -> Tiling:
         """Return how it is cut on a device."""
-        (M, N, K), limits = self._sizes(), (driver.multiprocessors, driver.shared_memory)
+        M, N, K = self._sizes()
+        limits = driver.multiprocessors, driver.shared_memory - self.static_shared
         width = K * self.A.array.dtype.itemsize // 2
         return self.tiling or choose_tiling(M, N, width, self.A.count, self.B.count, *limits)
 

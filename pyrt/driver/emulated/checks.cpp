@@ -10,8 +10,8 @@
 // - one before this thread last met its warp is past for it, if the other is of that warp,
 // - one of another block is past if a fence was passed between it and the last time that this block read
 //   something atomically (volatile loads count), one of the same block if between it and the last time that
-//   this thread did: the one has released, the other acquired. Who released what to whom is not followed, so
-//   that a fence of a third party may hide a race.
+//   this thread, or a lane that it has met since, did: the one has released, the other acquired. Who released
+//   what to whom is not followed, so that a fence of a third party may hide a race.
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -123,9 +123,16 @@ void barrier_opens(Block &block) { block.opened = ++time_now; }
 void lanes_meet(Block &block, int warp, unsigned lanes)
 {
     const uint32_t now = ++time_now;
+    Thread *first = &block.threads[warp * WARP];
+    uint32_t acquired = 0;
     for (int lane = 0; lane < WARP; lane++)
         if (lanes >> lane & 1)
-            block.threads[warp * WARP + lane].met = now;
+            acquired = std::max(acquired, first[lane].acquired);
+    for (int lane = 0; lane < WARP; lane++)
+        if (lanes >> lane & 1) {
+            first[lane].met = now;
+            first[lane].acquired = acquired;
+        }
 }
 
 void fence() { ++time_now; }
