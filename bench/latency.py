@@ -46,7 +46,7 @@ CHECKED = 8
 
 
 class Case(NamedTuple):
-    """What is timed."""
+    """A network, images at a time and arithmetic that are timed."""
 
     network: str
     images: int

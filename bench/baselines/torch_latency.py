@@ -33,7 +33,7 @@ except ImportError:
     torch = None
 
 PIXELS = ("uint8", "divided")
-"""What goes up."""
+"""The pixels that are copied up."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -54,7 +54,7 @@ def dtype_of(math: str) -> Any:
 
 
 class Eager:
-    """What most people write; bf16 by autocast."""
+    """The training as most people write it; bf16 by autocast."""
 
     def __init__(self, task: Task, place: Place, math: str = "float32") -> None:
         self._place, self._math = place, math

@@ -96,7 +96,7 @@ def parse_lines(text: str) -> list[Line]:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a baseline is asked for: every math at every global batch, with these hidden layers."""
+    """The command line of a baseline: it times every math at every global batch, with these hidden layers."""
 
     gpus: int
     batches: list[int]

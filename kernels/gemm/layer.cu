@@ -20,6 +20,7 @@
 
 #include "gemm/wgmma_tiles.cuh"
 #include "gemm/matrix_tiles.cuh"
+#include "last_block.cuh"
 
 struct Layer : Result {
     bfloat16 *components;
@@ -76,23 +77,6 @@ struct Layer : Result {
             split_pair(d.x, d.y, COMPONENTS_B, components + (offset)m * components_ld + n, distance);
     }
 };
-
-// Whether this warp is the last of `warps` to come here. It sees what the others wrote before. `done` is 0 before and
-// after a launch.
-__device__ inline bool is_last_warp(int *done, int warps)
-{
-    __threadfence();
-    __syncwarp();
-    int last = 0;
-    if (threadIdx.x % WARP == 0) {
-        last = atomicAdd(done, 1) == warps - 1;
-        if (last)
-            atomicExch(done, 0);
-    }
-    last = __shfl_sync(0xffffffff, last, 0);
-    __threadfence();
-    return last;
-}
 
 // Adds up the columns of a tile of D, as its threads hold it, and at last those of all tiles above each other. (Warps
 // meet by counters: those that fetched have ended, and no barrier of the block is to be had.)

@@ -26,7 +26,7 @@ class DenseRules:
     """The rules for one list."""
 
     def __init__(self, known: KnownComponents, classifier: FuseClassifier) -> None:
-        """What the ``classifier`` takes reads numbers as they are."""
+        """Take the rule of the fused classifier: the items that it fuses read float32."""
         self._known, self._kernels, self._classifier = known, known.kernels, classifier
 
     def product(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:

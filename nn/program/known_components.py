@@ -1,4 +1,4 @@
-"""What the rules for bf16 components share: which matrices are there as components at a place of a list."""
+"""Tracks which matrices are there as bf16 components at a place of a list; rules for components share it."""
 
 from __future__ import annotations
 

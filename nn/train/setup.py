@@ -25,7 +25,7 @@ class Setup:
     validation: Evaluator | None
     test: Evaluator | None
     inference: HostToHost | None = None
-    """What --latency times, its calls bound."""
+    """The calls that --latency times, bound."""
 
     def close(self) -> None:
         """Free what is shared with other processes, and end threads. Safe to call twice."""

@@ -156,7 +156,7 @@ class CudaKernels:
     def launcher(
         self, function: Any, grid: Shape3, block: Shape3, arguments: bytes, shared: int, overlaps: bool
     ) -> Callable[[cuda.Stream], None]:
-        # What is beyond 48 KiB must be allowed first; what another launch of the kernel needs stays allowed.
+        # A kernel must be allowed more than 48 KiB first; the most that a launch of it needs stays allowed.
         most = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         if shared > call(bindings.cuFuncGetAttribute, most, function):
             call(bindings.cuFuncSetAttribute, function, most, shared)
