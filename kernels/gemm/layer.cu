@@ -13,10 +13,10 @@
 // next component `distance` elements behind; ld is even. f' is taken from the components of `made` alone: three of
 // them are its float32 numbers to the last bit.
 //
-// Launch, and shared memory: see gemm/wgmma_tiles.cuh; static, 8 KB at most. For the sums of columns each block leaves
-// those of its tile in its row of `partials` (gridDim.x x N); the last block of a column of tiles adds them up, always
-// from the first row on. `meetings` has a counter for each tile, then one for each column of tiles, 0 before and after
-// a launch.
+// Launch, and shared memory: see gemm/wgmma_tiles.cuh; on the way back 8 KB at most are static. For the sums of
+// columns each block leaves those of its tile in its row of `partials` (gridDim.x x N); the last block of a column of
+// tiles adds them up, always from the first row on. `meetings` has a counter for each tile, then one for each column
+// of tiles, 0 before and after a launch.
 
 #include "gemm/wgmma_tiles.cuh"
 #include "gemm/matrix_tiles.cuh"
@@ -135,8 +135,9 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
             d[i] = pair.x;
             d[i + 1] = pair.y;
         }
-        if (layer.column_sums)
-            add_columns<GROUPS, BN>(layer, n, d);
+        if constexpr (!TRANSPOSE_B)
+            if (layer.column_sums)
+                add_columns<GROUPS, BN>(layer, n, d);
     });
 }
 

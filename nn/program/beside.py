@@ -24,9 +24,9 @@ def place_beside(items: Sequence[Item], gradients: DeviceArray, kernels: Kernels
     """Mark the operations that run beside the others, and those that must wait for them to end.
 
     ``gradients`` are those of all parameters, in one piece. An operation moves up the list to where what it
-    reads is there. What began beside the kernel before it in the list does so no longer where that one runs
-    on another stream. The list is for a step in which nothing but its end waits for gradients, and nothing
-    is redistributed.
+    reads is there. What began beside the kernel before it in the list does so no longer where another one is
+    before it now, whose results it reads, or where that one runs on another stream. The list is for a step in
+    which nothing but its end waits for gradients, and nothing is redistributed.
     """
     result: list[Item] = []
     for item in items:
@@ -56,18 +56,23 @@ def _ordered(items: Sequence[Item], kernels: Kernels) -> list[Item]:
     """
     result: list[Item] = []
     pending: list[Operation] = []
-    behind_beside = False
+    before: Operation | None = None
     for item in items:
         if isinstance(item, Operation):
-            if item.beside or behind_beside:
+            if item.beside or (before is not None and _waits_for(item, before)):
                 item = _waiting(item)
-            behind_beside = item.beside
+            before = item
             if item.beside:
                 pending.append(item)
             elif pending and (kernels.fills_device(item.work) or _must_wait(item, pending)):
                 item, pending = replace(item, waits_for_beside=True), []
         result.append(item)
     return result
+
+
+def _waits_for(item: Operation, before: Operation) -> bool:
+    """Return whether an operation may not start early where this one is before it."""
+    return before.beside or before.starts_early or _meet(before.writes, item.reads)
 
 
 def _must_wait(item: Operation, pending: Sequence[Operation]) -> bool:

@@ -12,7 +12,7 @@ from nn.launch.gemm.components import Components, split
 from nn.launch.gemm.layer import LayerProduct, Left, bind_split, component_product
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
-from nn.launch.gemm.wgmma import ComponentProduct, Tiling
+from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates
 from nn.launch.kernels import Kernels
 from nn.model import reference
 from pyrt.arrays import DeviceArray
@@ -129,6 +129,18 @@ def test_every_cut(device, rng, cores, way, tiling, count, activation):
             np.testing.assert_allclose(sums.to_host(), D.sum(axis=0, dtype="f8"), rtol=0, atol=atol)
         for array in (work.product.D, work.left.components.array, *([sums] if sums is not None else [])):
             array.set(np.full(array.shape, BAD if array.dtype == np.uint16 else np.nan, array.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["forward", "back"])
+def test_as_many_buffers_as_fit(device, rng, cores, way):
+    """The host counts all shared memory that the kernels take: a GPU launches nothing that takes more."""
+    case = Case(device, rng, 1, "relu", Tiling(64, 64, 1, 2))
+    work, expected = getattr(case, way)()
+    for tiling in candidates(K, 1, 1, device.driver.shared_memory - work.static_shared, parts=[1]):
+        device.run(replace(work, tiling=tiling).on_device(cores))
+        atol = TOLERANCE[1] * np.abs(expected).max()
+        np.testing.assert_allclose(work.product.D.to_host(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("way", ["forward", "back"])

@@ -113,8 +113,8 @@ def test_order_is_kept(monkeypatch, without_places, net, math):
 @pytest.mark.parametrize("math", ["float32", "bf16"])
 @pytest.mark.parametrize("net", NETS)
 def test_nothing_touches_what_may_still_run(net, math):
-    """Where arrays share memory, too; and what is behind another stream's kernel does not start early."""
-    pending, previous = [], None
+    """Where arrays share memory, too."""
+    pending = []
     operations = operations_of(step_of(net, math, batch=16).items)
     assert any(item.waits_for_beside for item in operations) == (net == "vgg16")
     for item in operations:
@@ -125,10 +125,18 @@ def test_nothing_touches_what_may_still_run(net, math):
             assert not any(conflict(item, other) for other in pending), item.name
             kept = {array.pointer: array for one in pending if item.layer < one.layer for array in one.reads}
             assert sum(array.nbytes for array in kept.values()) <= MOST_BYTES
-        if item.beside or (previous is not None and previous.beside):
-            assert not item.starts_early
-            assert not getattr(item.work, "starts_early", False)
-        previous = item
+
+
+@pytest.mark.parametrize("math", ["float32", "bf16"])
+@pytest.mark.parametrize("net", [*NETS, "dense72,tanh,dense70,relu,dense10"])
+def test_what_starts_early_reads_nothing_of_the_kernel_before_it(net, math):
+    """That one is on the same stream, and had waited."""
+    for before, item in itertools.pairwise(operations_of(step_of(net, math, batch=160).items)):
+        assert getattr(item.work, "starts_early", False) == item.starts_early
+        if item.starts_early:
+            assert not item.beside and not before.beside and not before.starts_early
+            pairs = itertools.product(before.writes, item.reads)
+            assert not any(overlap(*pair) for pair in pairs), item.name
 
 
 class List:
