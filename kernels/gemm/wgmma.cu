@@ -76,13 +76,21 @@ gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
     gemm<2, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
-// For single components alone: several would need a second set of 128 sums a thread.
-template <bool SINGLE>
+// For three components at most: of more too few tiles are in shared memory at once.
+template <int GROUPS, int BN>
 __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
                                  const Parts &parts, bool starts_early, const Result &result)
 {
-    if constexpr (SINGLE)
-        gemm<2, 256>(K, A, B, stages, parts, starts_early, result);
+    if constexpr (COMPONENTS_A * COMPONENTS_B <= 2)
+        gemm<GROUPS, BN>(K, A, B, stages, parts, starts_early, result);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+gemm_192x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+             int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+{
+    start_beside_previous_kernel(starts_early);
+    gemm_wide<3, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -90,6 +98,5 @@ gemm_128x256(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
              int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
 {
     start_beside_previous_kernel(starts_early);
-    gemm_wide<COMPONENTS == 11>(K, A, B, stages, {sums, done}, starts_early,
-                           {M, N, alpha, beta, C, bias, D, ldc, ldd});
+    gemm_wide<2, 256>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }

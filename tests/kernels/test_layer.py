@@ -23,7 +23,7 @@ from tests.kernels.conftest import Device
 M, N, K = 130, 71, 150
 """Ragged for every tile; an odd number of columns."""
 
-ALL_TILES = [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (128, 256)]
+ALL_TILES = [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (192, 128), (128, 256)]
 
 BAD = 0x7FC0
 """The bits of a NaN."""
@@ -100,7 +100,7 @@ class Case:
         return Left(components, as_float32)
 
 
-KINDS = few([(3, "tanh"), (1, "relu")], of=[*itertools.product([1, 2, 3], ["sigmoid", "tanh", "relu"])])
+KINDS = few([(3, "tanh"), (1, "sigmoid")], of=[*itertools.product([1, 2, 3], ["sigmoid", "tanh", "relu"])])
 """Components, activation: each is a file to compile."""
 
 CUTS = [Tiling(*tile, parts, 2) for tile in ALL_TILES for parts in (1, 3)]
@@ -112,7 +112,7 @@ CUTS = [Tiling(*tile, parts, 2) for tile in ALL_TILES for parts in (1, 3)]
 @pytest.mark.parametrize("way", ["forward", "back"])
 def test_every_cut(device, rng, cores, way, tiling, count, activation):
     """Float32, components and sums of columns, twice: where blocks meet all is as it was."""
-    if tiling.columns == 256 and count > 1:
+    if tiling.rows * tiling.columns > 128 * 128 and count > 1:
         pytest.skip("for single components alone")
     case = Case(device, rng, count, activation, tiling)
     work, expected = getattr(case, way)()

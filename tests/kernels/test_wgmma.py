@@ -289,7 +289,7 @@ def truncated(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("tile", [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (128, 256)])
+@pytest.mark.parametrize("tile", [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (192, 128), (128, 256)])
 def test_float32_rows_are_read_as_tf32(device, rng, cores, tile):
     a, b = rng.standard_normal((130, 84)).astype("f4"), rng.standard_normal((266, 84)).astype("f4")
     D, A, B = device.poisoned((130, 266), "f4"), device.array(a), device.array(b)
@@ -334,7 +334,7 @@ class TestChoice:
 
     @pytest.mark.parametrize(
         "M, N, K, components, expected",
-        [  # the fastest of those measured on an H100
+        [  # the fastest of those measured on an H100 or an H200
             (750, 512, 784, (1, 3), (64, 64, 1)),
             (512, 784, 750, (3, 1), (64, 64, 1)),
             (3000, 512, 784, (1, 3), (192, 64, 1)),
@@ -344,6 +344,11 @@ class TestChoice:
             (4096, 4096, 4096, (3, 3), (128, 64, 1)),
             (4096, 4096, 4096, (2, 2), (128, 128, 1)),
             (4096, 4096, 4096, (1, 1), (128, 256, 1)),
+            (3000, 1024, 1024, (1, 1), (192, 128, 1)),
+            (1024, 1024, 3000, (1, 1), (128, 64, 1)),
+            (2048, 784, 12000, (1, 1), (128, 128, 1)),
+            (12000, 2048, 784, (1, 1), (128, 256, 1)),
+            (12000, 2048, 784, (1, 2), (192, 128, 1)),
         ],
     )
     def test_reference_work(self, M, N, K, components, expected):

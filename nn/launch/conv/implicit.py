@@ -16,7 +16,14 @@ from nn.launch.conv.implicit_times import FILTERS, FORWARD, predicted
 from nn.launch.conv.with_components import component_arguments
 from nn.launch.gemm.components import TILE_BYTES, Components, Split
 from nn.launch.gemm.product import PLAIN, Epilogue
-from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, meeting_size, products
+from nn.launch.gemm.wgmma import (
+    Tiling,
+    candidates,
+    meeting_places,
+    meeting_size,
+    products,
+    tiles_of_one_block,
+)
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
@@ -276,7 +283,8 @@ def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
     of_filters = work._of_filters
     counts = work.matrix.count, work.images.count
     a, b = counts if of_filters else counts[::-1]
-    cuts = candidates(_depth(work), a, b, shared_memory, FILTER_PARTS if of_filters else FORWARD_PARTS)
+    parts = FILTER_PARTS if of_filters else FORWARD_PARTS
+    cuts = candidates(_depth(work), a, b, shared_memory, parts, tiles_of_one_block(a, b))
     return cuts if of_filters or a > 1 else [_with_room_for_two(cut, shared_memory) for cut in cuts]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.launch.gemm.components import TILE_BYTES, Components
-from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted
+from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, tiles_of_one_block
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch, blocks
 
@@ -103,4 +103,5 @@ def choose_batch_tiling(
         rows = count * blocks(M, tiling.rows) * tiling.rows
         return predicted(tiling, rows, N, K, components, components, multiprocessors)
 
-    return min(candidates(K, components, components, shared_memory), key=time)
+    tiles = tiles_of_one_block(components, components)
+    return min(candidates(K, components, components, shared_memory, tiles=tiles), key=time)

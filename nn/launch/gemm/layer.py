@@ -13,7 +13,7 @@ from nn.launch.gemm.wgmma import ComponentProduct
 from nn.launch.work import Compute
 from nn.model import reference
 from pyrt.arrays import DeviceArray, aligned
-from pyrt.kernels import Argument, Launch, blocks, in_order
+from pyrt.kernels import Argument, Launch, in_order
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
@@ -84,7 +84,7 @@ class LayerProduct(ComponentProduct):
 
     def _partial_rows(self, kernels: Kernels) -> int:
         """Count the blocks that each leave the sums of their columns."""
-        return blocks(self.product.D.shape[0], self.cut(kernels.driver).rows) if self.sums is not None else 0
+        return self.grid(kernels.driver)[0] if self.sums is not None else 0
 
     def on_device(self, kernels: Kernels) -> Launch:
         self._require_fits()
@@ -107,12 +107,11 @@ class LayerProduct(ComponentProduct):
         return self.bind(kernels, "gemm/layer", "layer", constants, arguments)
 
     def _sums(self, kernels: Kernels) -> tuple[Argument, ...]:
-        """Return room for the sums of each block, the sums, and counters of tiles and columns of tiles."""
+        """Return room for the sums of each block, the sums, and a counter for each column of tiles."""
         if self.sums is None:
             return None, None, None
         partials = kernels.workspace((self._partial_rows(kernels), self._columns), np.float32)
-        across = blocks(self._columns, self.cut(kernels.driver).columns)
-        counters = np.zeros((partials.shape[0] + 1) * across, np.int32)
+        counters = np.zeros(self.grid(kernels.driver)[1], np.int32)
         return partials, self.sums, DeviceArray.from_host(kernels.driver, counters)
 
     def _require_fits(self) -> None:

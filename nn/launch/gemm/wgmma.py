@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.gemm.components import TILE_BYTES, Components
+from nn.launch.gemm.components import COMPONENTS, TILE_BYTES, Components
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
@@ -50,14 +50,19 @@ class Tiling:
         return (components_a * self.rows + components_b * self.columns) * TILE_BYTES
 
 
-# Fitted to what `make bench ARGS=tiles` measured on an H100, in microseconds: a launch; a megabyte that a
-# block's tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in
-# parts, until they have met, and each 64 x 64 of another part.
+# Fitted to what was measured on an H100 and an H200, in microseconds: a launch; a megabyte that a block's
+# tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in parts, until
+# they have met, and each 64 x 64 of another part.
 _LAUNCH = 0.8
 _MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
-_WIDE = {(128, 256): 6.3}  # for products of single components, which need no second set of sums
+_WIDE = {(192, 128): 5.6, (128, 256): 6.3}  # for at most three components in all, of two operands
+_16_BITS = _MEGABYTE | {(128, 128): 5.3} | _WIDE  # where tensor cores add up all tiles
 _MEET, _PART = 1.8, 0.09
 _FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
+
+# Of single components, which take so little that the cache limits: beginning and end, and each tile along k.
+_SINGLE = {(128, 64): (1.0, 0.21), (128, 128): (3.8, 0.305), (192, 128): (5.6, 0.44), (128, 256): (6.9, 0.59)}
+_TWO_AT_ONCE, _CROWDED = (128, 64), (2.5, 0.42)  # the tile of which a multiprocessor can have two; if it has
 
 _PARTS = (1, 2, 3, 4, 6, 8)
 
@@ -68,19 +73,29 @@ def products(components_a: int, components_b: int) -> int:
     return sum(i + j < most for i, j in itertools.product(range(components_a), range(components_b)))
 
 
+def tiles_of_one_block(components_a: int, components_b: int) -> list[tuple[int, int]]:
+    """List the tiles of kernels whose blocks fetch by themselves: batch.cu, conv/implicit.cu."""
+    return [*_MEGABYTE, *([(128, 256)] if components_a == components_b == 1 else ())]
+
+
 def candidates(
-    K: int, components_a: int, components_b: int, shared_memory: int, parts: Sequence[int] = _PARTS
+    K: int,
+    components_a: int,
+    components_b: int,
+    shared_memory: int,
+    parts: Sequence[int] = _PARTS,
+    tiles: Sequence[tuple[int, int]] = (),
 ) -> list[Tiling]:
     """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
-    K counts numbers of two bytes: a TF32 number counts as two.
+    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: those of wgmma.cu.
     """
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(components_a, components_b)
         return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
 
-    tiles = (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
+    tiles = tiles or (*_MEGABYTE, *(_WIDE if components_a * components_b <= 2 else ()))
     cuts = [cut(tile, count) for tile in tiles for count in parts if count <= _tiles_deep(K)]
     return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
@@ -90,17 +105,31 @@ def predicted(
 ) -> float:
     """Microseconds that a product cut like this should take on so many multiprocessors."""
     tile = tiling.rows, tiling.columns
-    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    count, slots = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts, multiprocessors
+    begin, each = _LAUNCH, 0.0
+    if components_a == components_b == 1 and tile in _SINGLE:
+        begin, each = _SINGLE[tile]
+        if tile == _TWO_AT_ONCE and count > multiprocessors:
+            (begin, each), slots = _CROWDED, 2 * multiprocessors
+    else:
+        each = _tile_time(tiling, components_a, components_b)
     # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
-    waves = blocks(count, multiprocessors) if count < 4 * multiprocessors else count / multiprocessors
-    # A warpgroup reads its 64 rows and all columns for each product of components.
-    read = products(components_a, components_b) * tiling.rows // 64 * (64 + tiling.columns) * TILE_BYTES
-    moved = tiling.stage_bytes(components_a, components_b) + read
-    each = 1e-6 * moved * (_MEGABYTE | _WIDE)[tile] * (_FEW_STAGES if tiling.stages <= 2 else 1)
-    time = _LAUNCH + blocks(_tiles_deep(K), tiling.parts) * each
+    waves = blocks(count, slots) if count < 4 * multiprocessors else count / slots
+    time = begin + blocks(_tiles_deep(K), tiling.parts) * each
     if tiling.parts > 1:
         time += _MEET + (tiling.parts - 1) * tiling.rows * tiling.columns / (64 * 64) * _PART
     return waves * time
+
+
+def _tile_time(tiling: Tiling, components_a: int, components_b: int) -> float:
+    """Microseconds that a tile along k takes by the bytes it moves."""
+    # A warpgroup reads its 64 rows and all columns for each product of components.
+    warpgroups = tiling.rows // 64
+    read = products(components_a, components_b) * warpgroups * (64 + tiling.columns) * TILE_BYTES
+    moved = tiling.stage_bytes(components_a, components_b) + read
+    megabyte = _MEGABYTE if max(components_a, components_b) == COMPONENTS["float32"] else _16_BITS
+    few = _FEW_STAGES if tiling.stages <= 2 else 1
+    return 1e-6 * moved * megabyte[tiling.rows, tiling.columns] * few
 
 
 def choose_tiling(
@@ -172,8 +201,7 @@ class ComponentProduct(Work):
     ) -> Launch:
         """Bind a kernel of a file, for this tiling, with the arguments of its epilogue."""
         M, N, K = self._sizes()
-        A, B, tiling = self.A, self.B, self.cut(kernels.driver)
-        grid = blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+        A, B, tiling, grid = self.A, self.B, self.cut(kernels.driver), self.grid(kernels.driver)
         return kernels.library.kernel(file, f"{name}_{tiling.tile}", **constants).bind(
             grid,
             (tiling.threads,),
@@ -188,8 +216,13 @@ class ComponentProduct(Work):
         )
 
     def workspace(self, kernels: Kernels) -> int:
-        (M, N, _), tiling = self._sizes(), self.cut(kernels.driver)
-        return 4 * meeting_size(tiling, blocks(M, tiling.rows) * blocks(N, tiling.columns))
+        down, across, _ = self.grid(kernels.driver)
+        return 4 * meeting_size(self.cut(kernels.driver), down * across)
+
+    def grid(self, driver: Driver) -> tuple[int, int, int]:
+        """Count the blocks on a device: tiles down D, across it, and parts of K."""
+        (M, N, _), tiling = self._sizes(), self.cut(driver)
+        return blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
 
     def cut(self, driver: Driver) -> Tiling:
         """Return how it is cut on a device."""
