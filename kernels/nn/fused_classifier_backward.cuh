@@ -4,6 +4,8 @@
 #pragma once
 #include "nn/fused_classifier_logits.cuh"
 
+const int AHEAD = 4;  // rows
+
 // COLUMNS neighbours, of which `inside` are there.
 template <bool WIDE>
 __device__ inline Columns load(const real *source, int inside)
@@ -59,7 +61,7 @@ __device__ inline void put(real *sums, Columns columns, bool first)
 
 // A thread takes COLUMNS neighbours down the rows, with all that belongs to these columns in registers: what
 // it reads of G, the same for all threads, serves the products with W and with A. The logits have left A in
-// the L1 cache. Where a row needs fewer threads than there are, groups of them take rows in turn and meet in
+// the L1 cache, of wide layers in L2: several rows are on their way. Where a row needs fewer threads than there are, groups of them take rows in turn and meet in
 // shared memory at the end.
 template <bool WIDE>
 __device__ inline void backward(const Chunk &chunk, real *sums, bool first)
@@ -74,7 +76,7 @@ __device__ inline void backward(const Chunk &chunk, real *sums, bool first)
         Columns dw[CLASSES] = {}, db = {};
 
         if (inside > 0) {
-            Columns w[CLASSES], ahead = {};
+            Columns w[CLASSES], ahead[AHEAD] = {};
 #pragma unroll
             for (int c = 0; c < CLASSES; c++)
                 w[c] = *(const Columns *)&chunk.W[c * chunk.stride + column];
@@ -82,14 +84,15 @@ __device__ inline void backward(const Chunk &chunk, real *sums, bool first)
             const real *A = chunk.A + (group * chunk.hidden + column);
             real *dZ = chunk.dZ + (group * chunk.hidden + column);
             bfloat16 *components = chunk.components + (group * chunk.ld + column);
-            if (group < chunk.rows)
-                ahead = load<WIDE>(A, inside);
-#pragma unroll 1
-            for (int row = group; row < chunk.rows; row += groups) {
-                const Columns a = ahead;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++, A += groups * chunk.hidden)
+                if (group + i * groups < chunk.rows)
+                    ahead[i] = load<WIDE>(A, inside);
+            const auto take = [&](int row, Columns &next) {
+                const Columns a = next;
+                if (row + AHEAD * groups < chunk.rows)
+                    next = load<WIDE>(A, inside);
                 A += groups * chunk.hidden;
-                if (row + groups < chunk.rows)
-                    ahead = load<WIDE>(A, inside);
 
                 Columns dz = {};
 #pragma unroll
@@ -115,7 +118,13 @@ __device__ inline void backward(const Chunk &chunk, real *sums, bool first)
                     store<WIDE>(dZ, dz, inside);
                     dZ += groups * chunk.hidden;
                 }
-            }
+            };
+#pragma unroll 1
+            for (int first = group; first < chunk.rows; first += AHEAD * groups)
+#pragma unroll
+                for (int i = 0; i < AHEAD; i++)
+                    if (first + i * groups < chunk.rows)
+                        take(first + i * groups, ahead[i]);
         }
 
 #pragma unroll 1
