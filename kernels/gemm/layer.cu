@@ -58,7 +58,7 @@ struct Layer : Result {
             return 0;
         if constexpr (!TRANSPOSE_B)
             return alpha * sum * DERIVATIVE(beside);
-        else if constexpr (SUMS_IN_CORES)
+        else if constexpr (COMPONENTS_B < 3)
             return ACTIVATE_QUICKLY(alpha * sum + beside);
         else
             return ACTIVATE(alpha * sum + beside);
@@ -268,12 +268,12 @@ layer_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int s
     layer_product<2, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
-// For three components at most, as in gemm/wgmma.cu.
+// For single components alone, as in gemm/wgmma.cu.
 template <int GROUPS, int BN>
 __device__ inline void layer_product_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
                                           const Parts &parts, bool starts_early, const Layer &layer)
 {
-    if constexpr (COMPONENTS_A * COMPONENTS_B <= 2)
+    if constexpr (COMPONENTS == 11)
         layer_product<GROUPS, BN>(K, A, B, stages, parts, starts_early, layer);
 }
 

@@ -76,12 +76,12 @@ gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
     gemm<2, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
-// For three components at most: of more too few tiles are in shared memory at once.
+// For single components alone: several would need a second set of sums.
 template <int GROUPS, int BN>
 __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
                                  const Parts &parts, bool starts_early, const Result &result)
 {
-    if constexpr (COMPONENTS_A * COMPONENTS_B <= 2)
+    if constexpr (COMPONENTS == 11)
         gemm<GROUPS, BN>(K, A, B, stages, parts, starts_early, result);
 }
 

@@ -22,9 +22,9 @@ const int COMPONENTS_A = COMPONENTS / 10, COMPONENTS_B = COMPONENTS % 10;
 // - The tensor memory accelerator brings whole tiles: one thread starts them, no other spends an
 //   instruction. It waits where a buffer is still read, the others where it is not yet full, each by
 //   barriers of its own: nobody ever waits for the whole block.
-// - Tensor cores round toward zero when they add, 6e-6 off over a long K. So of three components what they add
-//   up is one tile, small products before large ones; tiles are added in float32 registers, while the next one
-//   is being multiplied into another set.
+// - Tensor cores round toward zero when they add, 6e-6 off over a long K. So what they add up is one tile,
+//   small products before large ones; tiles are added in float32 registers, while the next one is being
+//   multiplied into another set.
 // - Where d is narrow, tensor cores wait for shared memory: an operand that they multiply several times goes
 //   to registers first.
 // - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order
@@ -33,9 +33,6 @@ const int COMPONENTS_A = COMPONENTS / 10, COMPONENTS_B = COMPONENTS % 10;
 
 const int DEPTH = 128 / sizeof(number);  // elements along k: a row of a tile is 128 bytes
 const int MOST_STAGES = 8;
-
-// Whether the tensor cores add up all tiles: what they round away is less than operands of 16 bits or fewer lack.
-const bool SUMS_IN_CORES = COMPONENTS_A < 3 && COMPONENTS_B < 3;
 
 // Blocks for whose registers a multiprocessor has room. Of two, one multiplies while the other begins or ends.
 template <int GROUPS, int BN>
@@ -152,7 +149,7 @@ struct Block {
         }
     }
 
-    // All tiles are added up in the tensor cores.
+    // All tiles are added up in the tensor cores: what they round away is far below what a single term does.
     __device__ void multiply_tiles(real (&sums)[BN / 2], int count)
     {
         Place started, finished;
@@ -280,7 +277,7 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
     if (GROUPS > 1)
         take_registers<multiplying>();
     real sums[BN / 2] = {};
-    if (SUMS_IN_CORES)
+    if (COMPONENTS == 11)
         block.multiply_tiles(sums, count);
     else
         block.multiply_and_add_tiles(sums, count);

@@ -19,10 +19,10 @@ from nn.launch.gemm.product import PLAIN, Epilogue
 from nn.launch.gemm.wgmma import (
     Tiling,
     candidates,
+    common_tiles,
     meeting_places,
     meeting_size,
     products,
-    tiles_of_one_block,
 )
 from nn.launch.work import Compute, Work
 from nn.model.window import Window
@@ -284,7 +284,7 @@ def tilings(work: ImplicitConvolution, shared_memory: int) -> list[Tiling]:
     counts = work.matrix.count, work.images.count
     a, b = counts if of_filters else counts[::-1]
     parts = FILTER_PARTS if of_filters else FORWARD_PARTS
-    cuts = candidates(_depth(work), a, b, shared_memory, parts, tiles_of_one_block(a, b))
+    cuts = candidates(_depth(work), a, b, shared_memory, parts, common_tiles(a, b))
     return cuts if of_filters or a > 1 else [_with_room_for_two(cut, shared_memory) for cut in cuts]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nn.launch.gemm.components import TILE_BYTES, Components
-from nn.launch.gemm.wgmma import Tiling, candidates, meeting_places, predicted, tiles_of_one_block
+from nn.launch.gemm.wgmma import Tiling, candidates, common_tiles, meeting_places, predicted
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Launch, blocks
 
@@ -103,5 +103,5 @@ def choose_batch_tiling(
         rows = count * blocks(M, tiling.rows) * tiling.rows
         return predicted(tiling, rows, N, K, components, components, multiprocessors)
 
-    tiles = tiles_of_one_block(components, components)
+    tiles = common_tiles(components, components)
     return min(candidates(K, components, components, shared_memory, tiles=tiles), key=time)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.gemm.components import COMPONENTS, TILE_BYTES, Components
+from nn.launch.gemm.components import TILE_BYTES, Components
 from nn.launch.gemm.product import PLAIN, Epilogue, Product
 from nn.launch.work import Compute, Work
 from pyrt.arrays import DeviceArray
@@ -55,14 +55,19 @@ class Tiling:
 # they have met, and each 64 x 64 of another part.
 _LAUNCH = 0.8
 _MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
-_WIDE = {(192, 128): 5.6, (128, 256): 6.3}  # for at most three components in all, of two operands
-_16_BITS = _MEGABYTE | {(128, 128): 5.3} | _WIDE  # where tensor cores add up all tiles
 _MEET, _PART = 1.8, 0.09
 _FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
 
 # Of single components, which take so little that the cache limits: beginning and end, and each tile along k.
 _SINGLE = {(128, 64): (1.0, 0.21), (128, 128): (3.8, 0.305), (192, 128): (5.6, 0.44), (128, 256): (6.9, 0.59)}
-_TWO_AT_ONCE, _CROWDED = (128, 64), (2.5, 0.42)  # the tile of which a multiprocessor can have two; if it has
+_CROWDED = {(64, 64): (2.0, 0.23), (128, 64): (1.25, 0.34), (192, 64): (3.0, 0.45), (64, 128): (3.0, 0.34)}
+"""The same, but where the blocks are more than one for each multiprocessor."""
+
+_TWO_AT_ONCE = 128, 64
+"""The tile, of single components, of which a multiprocessor can have two: no waves are seen."""
+
+_WIDE = (192, 128), (128, 256)
+"""Tiles of single components alone: they need no second set of sums."""
 
 _PARTS = (1, 2, 3, 4, 6, 8)
 
@@ -73,8 +78,8 @@ def products(components_a: int, components_b: int) -> int:
     return sum(i + j < most for i, j in itertools.product(range(components_a), range(components_b)))
 
 
-def tiles_of_one_block(components_a: int, components_b: int) -> list[tuple[int, int]]:
-    """List the tiles of kernels whose blocks fetch by themselves: batch.cu, conv/implicit.cu."""
+def common_tiles(components_a: int, components_b: int) -> list[tuple[int, int]]:
+    """List the tiles that all such kernels have, those of batch.cu and conv/implicit.cu too."""
     return [*_MEGABYTE, *([(128, 256)] if components_a == components_b == 1 else ())]
 
 
@@ -88,14 +93,14 @@ def candidates(
 ) -> list[Tiling]:
     """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
-    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: those of wgmma.cu.
+    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: all.
     """
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
         stage = Tiling(*tile, parts, 1).stage_bytes(components_a, components_b)
         return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
 
-    tiles = tiles or (*_MEGABYTE, *(_WIDE if components_a * components_b <= 2 else ()))
+    tiles = tiles or (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
     cuts = [cut(tile, count) for tile in tiles for count in parts if count <= _tiles_deep(K)]
     return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
@@ -104,17 +109,19 @@ def predicted(
     tiling: Tiling, M: int, N: int, K: int, components_a: int, components_b: int, multiprocessors: int
 ) -> float:
     """Microseconds that a product cut like this should take on so many multiprocessors."""
-    tile = tiling.rows, tiling.columns
-    count, slots = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts, multiprocessors
-    begin, each = _LAUNCH, 0.0
-    if components_a == components_b == 1 and tile in _SINGLE:
+    tile, is_single = (tiling.rows, tiling.columns), components_a == components_b == 1
+    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    is_crowded = is_single and count > multiprocessors and tile in _CROWDED
+    if is_crowded:
+        begin, each = _CROWDED[tile]
+    elif is_single and tile in _SINGLE:
         begin, each = _SINGLE[tile]
-        if tile == _TWO_AT_ONCE and count > multiprocessors:
-            (begin, each), slots = _CROWDED, 2 * multiprocessors
     else:
-        each = _tile_time(tiling, components_a, components_b)
+        begin, each = _LAUNCH, _tile_time(tiling, components_a, components_b)
     # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
-    waves = blocks(count, slots) if count < 4 * multiprocessors else count / slots
+    waves = count / multiprocessors
+    if waves < 4 and not (is_crowded and tile == _TWO_AT_ONCE):
+        waves = blocks(count, multiprocessors)
     time = begin + blocks(_tiles_deep(K), tiling.parts) * each
     if tiling.parts > 1:
         time += _MEET + (tiling.parts - 1) * tiling.rows * tiling.columns / (64 * 64) * _PART
@@ -124,12 +131,9 @@ def predicted(
 def _tile_time(tiling: Tiling, components_a: int, components_b: int) -> float:
     """Microseconds that a tile along k takes by the bytes it moves."""
     # A warpgroup reads its 64 rows and all columns for each product of components.
-    warpgroups = tiling.rows // 64
-    read = products(components_a, components_b) * warpgroups * (64 + tiling.columns) * TILE_BYTES
+    read = products(components_a, components_b) * tiling.rows // 64 * (64 + tiling.columns) * TILE_BYTES
     moved = tiling.stage_bytes(components_a, components_b) + read
-    megabyte = _MEGABYTE if max(components_a, components_b) == COMPONENTS["float32"] else _16_BITS
-    few = _FEW_STAGES if tiling.stages <= 2 else 1
-    return 1e-6 * moved * megabyte[tiling.rows, tiling.columns] * few
+    return 1e-6 * moved * _MEGABYTE[tiling.rows, tiling.columns] * (_FEW_STAGES if tiling.stages <= 2 else 1)
 
 
 def choose_tiling(
