@@ -38,9 +38,6 @@ if TYPE_CHECKING:  # at run time only once MPI has started
     from nn.autotune.search import Search
     from nn.model.network import Network
 
-PIXELS, CLASSES = 784, 10
-"""Where nothing says more: those of digits."""
-
 WORDS = ("hidden", "net", "activation", "head", "data", "channels", "classes", "batch", "optimiser")
 """The options of train.py that say what is trained,"""
 
@@ -97,31 +94,6 @@ def _count(text: str) -> int:
 _count.__name__ = "whole number"  # argparse names the type in its error
 
 
-def network_of(options: Options, own: argparse.Namespace) -> Network:
-    """Make the network; of images as --data has them, else as those that a known network is for.
-
-    Raises UserError where nothing says what images are like, or the network cannot be.
-    """
-    from nn.input import Wanted, described
-    from nn.model.net_text import IMAGES
-
-    inputs: int | None = own.inputs
-    if "data" in own.given:
-        if inputs is not None:
-            raise UserError("--inputs: --data says what images are like: leave one of them out")
-        images = described(options.data, Wanted(options.dtype, options.classes, options.channels))
-    elif options.net in IMAGES and inputs is None:
-        images = IMAGES[options.net]
-    elif options.net is None or inputs is not None:
-        images = (inputs or PIXELS,), CLASSES
-    else:
-        raise UserError(
-            "--net: nothing says what images it takes: give --data synthetic:HxWxC:CLASSES:N, or the data set"
-        )
-    shape, classes = images
-    return options.make_network(shape, options.classes or classes)
-
-
 def rates_of(options: Options, own: argparse.Namespace, job: Job) -> Rates:
     """Return the rates of the file, or of this job's machine. Collective. Raises UserError on all ranks."""
     from nn.autotune import rates
@@ -170,6 +142,7 @@ def search_of(options: Options, network: Network, ranks: int, rates: Rates) -> S
 def main(job: Job) -> int:
     from nn.app.console import Console
     from nn.app.network_of_file import with_network_of_file
+    from nn.app.network_on_paper import network_on_paper
     from nn.autotune.table import operations_table, table
     from nn.files.write import STDOUT, require_writable
     from nn.parallel import plan_files
@@ -186,7 +159,8 @@ def main(job: Job) -> int:
                     require_writable(option, path)
         options = with_network_of_file(options, job)
         with job.agree():
-            network = network_of(options, own) if job.rank == 0 else None  # data may be there alone
+            # The data may be there on this rank alone.
+            network = network_on_paper(options, own.given, own.inputs) if job.rank == 0 else None
         console = Console(speaking=job.rank == 0)
         with console.saying_log():
             rates = rates_of(options, own, job)

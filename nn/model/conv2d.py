@@ -58,6 +58,15 @@ class Conv2d(Layer):
     def parameter_shapes(self, inputs: Shape) -> dict[str, Shape]:
         return {"W": (self.filters, *pair("Conv2d", self.size), inputs[-1]), "b": (self.filters,)}
 
+    def multiply_adds(self, inputs: Shape) -> int:
+        """Count a product for each filter and number of the input matrix: zeros beyond the image are."""
+        return self.filters * self.matrix_size(inputs)
+
+    def matrix_size(self, inputs: Shape) -> int:
+        """Count a row for each window, with all that it sees."""
+        window = self.window(inputs)
+        return window.places * window.rows * window.columns * window.channels
+
     def initial(self, generator: np.random.Generator, inputs: Shape) -> dict[str, np.ndarray]:
         """Draw its parameters, float64: weights by `initial_weights`, biases zero."""
         shape = self.parameter_shapes(inputs)["W"]

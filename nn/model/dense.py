@@ -37,6 +37,10 @@ class Dense(Layer):
     def parameter_shapes(self, inputs: Shape) -> dict[str, Shape]:
         return {"W": (self.units, math.prod(inputs)), "b": (self.units,)}
 
+    def multiply_adds(self, inputs: Shape) -> int:
+        """Count one for each weight."""
+        return self.units * math.prod(inputs)
+
     def initial(self, generator: np.random.Generator, inputs: Shape) -> dict[str, np.ndarray]:
         """Draw its parameters, float64: weights by `initial_weights`, biases zero."""
         shape = self.parameter_shapes(inputs)["W"]

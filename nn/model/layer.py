@@ -66,6 +66,17 @@ class Layer(ABC):
         """Draw its parameters, float64."""
         return {}
 
+    def multiply_adds(self, inputs: Shape) -> int:
+        """Count the products of a number and a weight that are added up for a sample of this shape."""
+        return 0
+
+    def matrix_size(self, inputs: Shape) -> int:
+        """Count the numbers of the input matrix (im2col) of a sample, by which it is a matrix product.
+
+        0 where there is none, or where it is the input as it is.
+        """
+        return 0
+
     @abstractmethod
     def forward(self, parameters: dict[str, np.ndarray], A: np.ndarray) -> np.ndarray:
         """Return its outputs A' for the inputs A."""

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nn.app.network_on_paper import network_on_paper
 from nn.app.options import Options
 from nn.autotune import __main__ as autotune
 from nn.autotune import probe
-from nn.autotune.__main__ import network_of, parse
+from nn.autotune.__main__ import parse
 from nn.autotune.cost import is_pass, kind
 from nn.autotune.listed_step import Task, on_null
 from nn.autotune.probe import ProbeContext, measured
@@ -234,7 +235,7 @@ def test_the_plan_of_a_convolutional_network_of_a_file(tmp_path: Path) -> None:
 )
 def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int, ...], classes: int) -> None:
     options, own = parse(words.split())
-    network = network_of(options, own)
+    network = network_on_paper(options, own.given, own.inputs)
     assert (network.input_shape, network.classes) == (image, classes)
     assert options.net is not None or network.is_dense
 
@@ -251,7 +252,7 @@ def test_a_network_is_for_the_images_that_are_named(words: str, image: tuple[int
 def test_networks_that_cannot_be_are_one_line(words: str, message: str) -> None:
     options, own = parse(words.split())
     with pytest.raises(UserError) as caught:
-        network_of(options, own)
+        network_on_paper(options, own.given, own.inputs)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
