@@ -1,4 +1,4 @@
-"""What a network weighs: its weights and outputs, layer by layer, on paper::
+"""Weighs a network on paper: weights, outputs and operations, layer by layer::
 
     python -m nn.footprint vgg16
     python -m nn.footprint lenet5 --batch 128 --training --momentum
@@ -46,7 +46,7 @@ SHARED = ("hidden", "activation", "data", "channels", "classes", "optimiser", "d
 
 @dataclass(frozen=True)
 class LayerFootprint:
-    """What a layer weighs: of one sample, but for its parameters."""
+    """Counts of a layer: of one sample, but for its parameters."""
 
     name: str
     weights: int
@@ -68,7 +68,7 @@ class LayerFootprint:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a network weighs, with numbers of so many bytes, for so many samples at a time.
+    """Counts and bytes of a network, with numbers of so many bytes, for so many samples at a time.
 
     ``states`` are the arrays of the parameters' size that the optimiser keeps.
     """
@@ -247,7 +247,7 @@ def summary(footprint: Footprint, training: bool, rate: float) -> list[str]:
 
 
 def content(footprint: Footprint, text: str, rate: float) -> dict[str, object]:
-    """Make what the JSON file holds."""
+    """Make the content of the JSON file."""
     totals = {
         name: getattr(footprint, name)
         for name in (

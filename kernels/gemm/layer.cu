@@ -30,8 +30,8 @@ struct Layer : Result {
     real *partials, *column_sums;
     int *done;
 
-    // What an element of D needs beside its sum: of two neighbours the bias or, on the way back, `made`. Behind the
-    // last column is anything.
+    // Elements of D need more than their sums: the bias or, on the way back, `made`; here of two neighbours. Behind
+    // the last column is anything.
     __device__ float2 beside(int m, int n) const
     {
         float2 found = {0, 0};
