@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from nn import footprint
 from nn.app.options import Options
 from nn.footprint import Footprint, size, summary, table
 from nn.model.conv2d import Conv2d
@@ -14,6 +15,8 @@ from nn.model.dense import Dense
 from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
 from pyrt.arrays import ALIGNMENT
+from pyrt.errors import UserError
+from pyrt.job import join
 from tests.mpi import mpirun
 from train import train
 
@@ -24,16 +27,16 @@ def known(name):
 
 def test_vgg16_is_the_lectures_table():
     """Its totals; and of the first layers the bytes that it should have: see docs/explain/footprint.md."""
-    footprint = Footprint.of(known("vgg16"))
-    assert footprint.parameters == 138_357_544
-    assert footprint.outputs == 15_237_608
-    assert footprint.forward == 2 * 15_470_264_320
-    conv1_1, conv1_2, pool1, conv2_1 = footprint.layers[:4]
+    weighed = Footprint.of(known("vgg16"))
+    assert weighed.parameters == 138_357_544
+    assert weighed.outputs == 15_237_608
+    assert weighed.forward == 2 * 15_470_264_320
+    conv1_1, conv1_2, pool1, conv2_1 = weighed.layers[:4]
     assert [4 * one.weights / 1024 for one in (conv1_1, conv1_2, conv2_1)] == [6.75, 144, 288]
     assert (conv1_2.output, pool1.output) == ((224, 224, 64), (112, 112, 64))
     assert 4 * conv1_2.outputs / 2**20 == 12.25
-    assert 4 * np.prod(footprint.input) / 1024 == 588
-    assert footprint.watts(20) == pytest.approx(138_344_128 * 20 * 640e-12)
+    assert 4 * np.prod(weighed.input) / 1024 == 588
+    assert weighed.watts(20) == pytest.approx(138_344_128 * 20 * 640e-12)
 
 
 def test_a_billion_weights_take_the_lectures_watts():
@@ -63,14 +66,14 @@ def test_the_way_back_has_twice_the_products_but_in_the_first_layer():
 def test_bytes_by_hand():
     """A 4 x 4 image, two filters of 3 x 3, pooling to 1 x 1, three classes; 10 samples in float64."""
     net = make_network("conv3x3x2,relu,pool2,dense3", (4, 4, 1), 3, "softmax")
-    footprint = Footprint.of(net, 8, 10, states=2)
-    assert footprint.parameters == 18 + 2 + 6 + 3
-    assert footprint.output_bytes == 8 * 10 * (16 + 8 + 2 + 3)
-    assert footprint.live_bytes == 8 * 10 * (16 + 8)
-    assert footprint.gradient_bytes == 8 * 10 * (8 + 2 + 3)
-    assert footprint.place_bytes == 10 * 2
-    assert footprint.inference_bytes == 8 * 29 + footprint.live_bytes
-    assert footprint.training_bytes == 4 * 8 * 29 + 8 * 10 * (29 + 13) + 20
+    weighed = Footprint.of(net, 8, 10, states=2)
+    assert weighed.parameters == 18 + 2 + 6 + 3
+    assert weighed.output_bytes == 8 * 10 * (16 + 8 + 2 + 3)
+    assert weighed.live_bytes == 8 * 10 * (16 + 8)
+    assert weighed.gradient_bytes == 8 * 10 * (8 + 2 + 3)
+    assert weighed.place_bytes == 10 * 2
+    assert weighed.inference_bytes == 8 * 29 + weighed.live_bytes
+    assert weighed.training_bytes == 4 * 8 * 29 + 8 * 10 * (29 + 13) + 20
 
 
 @pytest.mark.parametrize(
@@ -85,15 +88,15 @@ def test_a_run_says_that_it_needs_as_much(net, changes, states):
     lines = {line.name: line for line in train(options).memory.lines}
     network = options.make_network((28, 28, 1), 10)
     itemsize = np.dtype(options.dtype).itemsize
-    footprint = Footprint.of(network, itemsize, 20, states)
-    weighed = [layer for layer in footprint.layers if layer.weights]
-    assert len(weighed) == network.depth and len(options.make_optimiser().states) == states
-    for number, layer in enumerate(weighed, 1):
+    weighed = Footprint.of(network, itemsize, 20, states)
+    layers = [layer for layer in weighed.layers if layer.weights]
+    assert len(layers) == network.depth and len(options.make_optimiser().states) == states
+    for number, layer in enumerate(layers, 1):
         line = lines[f"layer {number}"]
         exact = (layer.weights + layer.biases) * itemsize
         for counted, times in ((line.weights, 1), (line.gradients, 1), (line.momentum, states)):
             assert times * exact <= counted <= times * (exact + 2 * ALIGNMENT)
-    assert footprint.live_bytes <= lines["all layers"].activations
+    assert weighed.live_bytes <= lines["all layers"].activations
 
 
 def test_sizes_are_for_people():
@@ -124,10 +127,10 @@ def test_the_program_prints_a_table_and_writes_json(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("conv5x5x6p2 relu") == 1 and "61,706" in done.stdout
     told = json.loads(file.read_text())
-    footprint = Footprint.of(known("lenet5"), batch=4, states=1)
-    assert told["totals"]["training_bytes"] == footprint.training_bytes
-    assert (told["version"], told["batch"], told["watts"]) == (1, 4, footprint.watts(5))
-    assert [layer["weights"] for layer in told["layers"]] == [one.weights for one in footprint.layers]
+    weighed = Footprint.of(known("lenet5"), batch=4, states=1)
+    assert told["totals"]["training_bytes"] == weighed.training_bytes
+    assert (told["version"], told["batch"], told["watts"]) == (1, 4, weighed.watts(5))
+    assert [layer["weights"] for layer in told["layers"]] == [one.weights for one in weighed.layers]
 
 
 def test_json_alone_goes_to_standard_output():
@@ -147,7 +150,14 @@ def test_json_alone_goes_to_standard_output():
         (["missing.json"], "missing.json"),
     ],
 )
-def test_mistakes_are_one_line(words, message):
-    done = run(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and done.stderr.count("\n") == 1
+def test_mistakes_are_one_line(monkeypatch, capsys, words, message):
+    monkeypatch.setattr(sys, "argv", ["footprint.py", *words])
+    with pytest.raises(UserError) as caught:
+        footprint.main(join())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_mistake_ends_the_program_with_its_line():
+    done = run("conv3x3")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
