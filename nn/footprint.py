@@ -35,10 +35,10 @@ WORD = 4
 """Bytes of what one reading from memory brings."""
 
 PICOJOULES = 640
-"""Of reading a word from DRAM, in 45 nm (Horowitz 2014, as Han et al. 2016 have it)."""
+"""The energy that a word from DRAM takes, in 45 nm (Horowitz 2014, as Han et al. 2016 have it)."""
 
 VERSION = 1
-"""Of the JSON file."""
+"""The version of the JSON file's layout."""
 
 SHARED = ("hidden", "activation", "data", "channels", "classes", "optimiser", "dtype")
 """The options that are as for train.py."""
@@ -59,7 +59,7 @@ class LayerFootprint:
     """Operations."""
     backward: int
     kept_bytes: int = 0
-    """That it keeps for the way back beside its outputs."""
+    """Bytes that the layer keeps for the way back beside its outputs."""
 
     @property
     def outputs(self) -> int:
@@ -116,7 +116,7 @@ class Footprint:
 
     @cached_property
     def outputs(self) -> int:
-        """The numbers of a sample that there are: its own, and the outputs of all layers."""
+        """Count the numbers of a sample: its own, and the outputs of all layers."""
         return sum(self._each)
 
     @property
@@ -129,28 +129,28 @@ class Footprint:
 
     @property
     def state_bytes(self) -> int:
-        """Of what the optimiser keeps."""
+        """Count the bytes of the arrays that the optimiser keeps."""
         return self.states * self.parameter_bytes
 
     @property
     def output_bytes(self) -> int:
-        """Of all outputs, kept at once, the input among them."""
+        """Count the bytes of the input and all outputs, if all are kept."""
         return self.batch * self.outputs * self.itemsize
 
     @property
     def live_bytes(self) -> int:
-        """Of the largest two neighbours, which are there at once where none is kept."""
+        """Count the bytes of the largest input and output of one layer: inference needs no more at once."""
         each = self._each
         return self.batch * self.itemsize * max(map(sum, pairwise(each)))
 
     @property
     def gradient_bytes(self) -> int:
-        """Of the gradients of all outputs, kept at once: the input has none."""
+        """Count the bytes of the gradients of all outputs; the input has no gradient."""
         return self.output_bytes - self.batch * math.prod(self.input) * self.itemsize
 
     @property
     def place_bytes(self) -> int:
-        """Of what layers keep for the way back beside their outputs."""
+        """Count the bytes that layers keep for the way back beside their outputs."""
         return self.batch * sum(layer.kept_bytes for layer in self.layers)
 
     @property
@@ -159,13 +159,13 @@ class Footprint:
 
     @property
     def training_bytes(self) -> int:
-        """Of parameters, their gradients, what the optimiser keeps; of outputs, and their gradients."""
+        """Count the bytes of parameters, outputs, the gradients of both, and the optimiser's arrays."""
         moving = self.output_bytes + self.gradient_bytes + self.place_bytes
         return 2 * self.parameter_bytes + self.state_bytes + moving
 
     @property
     def forward(self) -> int:
-        """Operations of a sample."""
+        """Count the operations of a sample's forward pass."""
         return sum(layer.forward for layer in self.layers)
 
     @property
@@ -276,7 +276,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Namespace]:
     """
     import dataclasses
 
-    from nn.app.command_line import OTHER_NAMES, add_option, written_file
+    from nn.app.command_line import OTHER_NAMES, add_option, whole_number, written_file
     from nn.app.options import Options
 
     parser = Parser("python -m nn.footprint", __doc__, other_names=OTHER_NAMES)
@@ -286,7 +286,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Namespace]:
     shared = parser.add_argument_group("as for train.py")
     for name in SHARED:
         add_option(shared, fields[name])
-    add("--batch", type=_count, default=1, metavar="N", help="samples at a time (default: 1)")
+    add("--batch", type=whole_number, default=1, metavar="N", help="samples at a time (default: 1)")
     add("--training", action="store_true", help="what training needs, too")
     add("--momentum", action="store_true", help="count the velocity of sgd")
     add("--rate", type=_rate, default=20.0, metavar="HZ", help="images a second (default: 20)")
@@ -304,13 +304,6 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Namespace]:
     return options, Namespace(**own, given=options.given)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 2**31:
-        raise ValueError
-    return number
-
-
 def _rate(text: str) -> float:
     number = float(text)
     if not 0 <= number < math.inf:
@@ -318,11 +311,13 @@ def _rate(text: str) -> float:
     return number
 
 
-_count.__name__, _rate.__name__ = "whole number", "number"  # argparse names the type in its error
+_rate.__name__ = "number"  # argparse names the type in its error
 
 
 def main(job: Job) -> int:
     """Weigh the network and print it. Every rank reads the command line; rank 0 prints."""
+    import numpy as np
+
     from nn.app.console import Console
     from nn.app.network_of_file import with_network_of_file
     from nn.app.network_on_paper import network_on_paper
@@ -337,7 +332,7 @@ def main(job: Job) -> int:
         if job.rank > 0:  # the data may be on rank 0's node alone
             return 0
         network = network_on_paper(options, own.given)
-        itemsize = 8 if options.dtype == "float64" else 4
+        itemsize = np.dtype(options.dtype).itemsize
         footprint = Footprint.of(network, itemsize, own.batch, len(options.make_optimiser().states))
         if own.json is not None:
             text = json.dumps(content(footprint, network.text, own.rate), indent=1)

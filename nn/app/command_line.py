@@ -182,6 +182,15 @@ def written_file(text: str) -> Path:
     return STDOUT if text == "-" else file_name(text)
 
 
+def whole_number(text: str) -> int:
+    """Read a number from 1 on, of at most 31 bits."""
+    number = int(text)
+    if not 0 < number < 2**31:
+        raise ValueError
+    return number
+
+
+whole_number.__name__ = "whole number"
 sizes.__name__ = "list of whole numbers"  # argparse names the type in its error
 file_name.__name__ = written_file.__name__ = "file name"
 

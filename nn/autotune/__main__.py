@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
 
     Raises UserError if it makes no sense.
     """
-    from nn.app.command_line import OTHER_NAMES, add_option, file_name, written_file
+    from nn.app.command_line import OTHER_NAMES, add_option, file_name, whole_number, written_file
     from nn.app.options import Options
     from nn.autotune.rates import machines
 
@@ -63,8 +63,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
     for name in (*WORDS, *NUMBERS, *MACHINE):
         add_option(shared, fields[name])
     add = parser.add_argument
-    add("--inputs", type=_count, metavar="N", help="pixels of an image, without --data (default: 784)")
-    add("--ranks", type=_count, metavar="P", help="GPUs (default: the ranks of this job)")
+    add("--inputs", type=whole_number, metavar="N", help="pixels of an image, without --data (default: 784)")
+    add("--ranks", type=whole_number, metavar="P", help="GPUs (default: the ranks of this job)")
     add(
         "--rates",
         type=file_name,
@@ -82,16 +82,6 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
     if len(set(saved)) < len(saved):
         raise UserError("--save, --save-rates: name a file of its own for each")
     return Options(**wanted), argparse.Namespace(**own, given=frozenset(wanted))
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 2**31:
-        raise ValueError
-    return number
-
-
-_count.__name__ = "whole number"  # argparse names the type in its error
 
 
 def rates_of(options: Options, own: argparse.Namespace, job: Job) -> Rates:
