@@ -101,16 +101,29 @@ def train(
     network: Any,
     optimiser: Any,
     seed: int = 0,
+    constraint: Any = None,
 ) -> Arrays:
     """Train a copy of ``parameters`` over batches (X, labels), by an optimiser of nn/optimisers.
 
-    Layers that draw random numbers in training draw those of a run with this seed.
+    Layers that draw random numbers in training draw those of a run with this seed. A ``constraint``
+    (nn/model/constraint.py) is on the weights, if there is one.
     """
     parameters = {name: array.copy() for name, array in parameters.items()}
     states = {name: [np.zeros_like(array) for _ in optimiser.states] for name, array in parameters.items()}
     for step, (X, labels) in enumerate(batches, 1):
         in_step = network.in_step(seed, step)
-        _, gradients = cost_and_gradients(parameters, X, labels, in_step, optimiser.reg)
+        reg = 0 if constraint else optimiser.reg
+        _, gradients = cost_and_gradients(parameters, X, labels, in_step, reg)
+        if constraint:
+            gradients |= _constrained(constraint, parameters, gradients, optimiser.reg)
         for name, gradient in gradients.items():
             parameters[name], states[name] = optimiser.step(parameters[name], gradient, states[name], step)
     return parameters
+
+
+def _constrained(constraint: Any, parameters: Arrays, gradients: Arrays, reg: float) -> Arrays:
+    """Weight gradients under a constraint; the decay, which ``gradients`` have not, comes behind it."""
+    weights = {name: array for name, array in parameters.items() if name.startswith("W")}
+    return {
+        name: constraint.gradient(int(name[1:]), W, gradients[name]) + reg * W for name, W in weights.items()
+    }

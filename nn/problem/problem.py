@@ -11,6 +11,7 @@ from nn.input.augment import Augmenter
 from nn.input.dataset import Samples
 from nn.input.schedule import Schedule
 from nn.input.validation_split import split
+from nn.model.constraint import Constraint
 from nn.model.network import Network
 from nn.optimisers.base import Optimiser
 from nn.problem.settings import Settings
@@ -30,6 +31,8 @@ class Problem:
     """All that it was made from, in types that JSON has: what a checkpoint must agree with."""
     augmenter: Augmenter | None = None
     """What changes the images of training batches, if anything."""
+    constraint: Constraint | None = None
+    """What the weights keep, if anything."""
     trains: bool = True
     """False where the parameters are only scored."""
     latency: int | None = None

@@ -17,6 +17,7 @@ from nn.parallel.plan import BY_UNITS
 from nn.parallel.shard import Shard
 from nn.program import operations
 from nn.program.activations import Activations
+from nn.program.constraint import ConstrainedGradients
 from nn.program.dropout import Draws, count_step
 from nn.program.followers import Followers
 from nn.program.layer_operations import LayerOperations, operations_of
@@ -39,6 +40,8 @@ class Pass:
     """Pixels are divided by it."""
     draws: Draws | None = None
     """What layers, and the augmentation of images, draw from; None where nothing trains."""
+    constrained: ConstrainedGradients | None = None
+    """What becomes of weight gradients; None: they stay as they are."""
 
     def logits(self, samples: int) -> list[Item]:
         """List the operations from images to logits, as the head takes them."""
@@ -145,6 +148,8 @@ class Pass:
             weights = own.weight_gradient(next(products), A, dZ, gradients)
             # While dZ_{l-1} moves the gradients of W_l are made.
             mine = [own.bias_gradient(dZ, gradients), *moved.start, weights]
+            if self.constrained is not None:
+                mine += self.constrained.operations(layer, gradients)
             items += _of_layer(layer, [*mine, *_leave(gradients, panels, layer, BACKWARD), *moved.finish])
         return items
 

@@ -16,12 +16,14 @@ from nn.input.source import Source
 from nn.launch.gemm.components import Components, Split
 from nn.launch.kernels import Kernels
 from nn.launch.update import LossRing
+from nn.model.constraint import Constraint
 from nn.model.dense import Dense
 from nn.optimisers.base import Optimiser
 from nn.parallel.buckets import gradient_layout, panels
 from nn.parallel.shard import Shard
 from nn.program.activations import Activations
 from nn.program.beside import place_beside
+from nn.program.constraint import ConstrainedGradients
 from nn.program.dropout import Draws, count_step
 from nn.program.fuse import fuse
 from nn.program.operations import Item, Operation, StartRedistribution
@@ -127,6 +129,7 @@ class TrainingArrays:
         optimiser: Optimiser,
         exchanges: tuple[str, str],
         augmenter: Augmenter | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         """``exchanges`` are those over all ranks, and over the ranks of a shard."""
         driver, shard = model.driver, model.shard
@@ -135,6 +138,10 @@ class TrainingArrays:
             self.gradients = Arena(driver, gradient_layout(shard, model.numbers.dtype))
         with driver.ledger.of("momentum"):
             self.state = OptimiserState(driver, optimiser, model.parameters.layout)
+        with driver.ledger.of("gradients"):
+            self._constrained = (
+                ConstrainedGradients(shard, constraint, model.parameters) if constraint is not None else None
+            )
         draws = model.network.draws or augmenter is not None
         self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
@@ -149,7 +156,7 @@ class TrainingArrays:
         """List the same to be looked at, not to run: activations have no memory yet."""
         model = self._model
         start, stop = model.shard.group_samples(batch)
-        work = replace(model.passes(source), draws=self._draws(start))
+        work = replace(model.passes(source), draws=self._draws(start), constrained=self._constrained)
         items = model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
         if self._may_run_beside and not any(isinstance(item, StartRedistribution) for item in items):
             assert model.kernels is not None

@@ -75,6 +75,7 @@ def compare(
         problem.network,
         problem.optimiser,
         settings.seed,
+        problem.constraint,
     )
     differences = [difference(name, parameters[name], trained[name]) for name in trained]
     reference_precision = (

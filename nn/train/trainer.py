@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nn.checkpoints.versions import code
 from nn.files import onnx, parameters
 from nn.input.dataset import Dataset, Samples
 from nn.input.validation_split import with_held_out_last
+from nn.model.constraint import Constraint
 from nn.model.initial import initial_values
 from nn.model.network import Network, described
 from nn.optimisers.base import Optimiser
@@ -50,25 +51,27 @@ class Trainer:
         optimiser: Optimiser,
         data: Dataset,
         runtime: Runtime,
-        batch: int = 3000,
+        initial: Mapping[str, np.ndarray] | None = None,
+        constraint: Constraint | None = None,
         **settings: Any,
     ) -> None:
-        """Make all that training needs; ``settings`` are other fields of `Settings`, as ``dtype="float64"``.
+        """Make all that training needs; ``settings`` are fields of `Settings`, as ``batch=500``.
 
-        The parameters are drawn from the setting ``seed``. Raises UserError on all ranks for settings that
-        cannot work.
+        The parameters start as ``initial``; None: drawn from the setting ``seed``. Weights keep the
+        ``constraint``, if there is one. Raises UserError on all ranks for settings that cannot work.
         """
         with runtime.job.agree():
             _require_fitting(network, data)
-        wanted = with_common_versions(Settings(batch=batch, epochs=_ENDLESS, **settings), runtime)
+        wanted = with_common_versions(Settings(epochs=_ENDLESS, **settings), runtime)
         data = with_held_out_last(data, wanted.val_fraction, wanted.val_split, wanted.seed)
         problem = Problem.of(wanted, data, network, optimiser, _described(wanted, network, optimiser))
+        problem = replace(problem, constraint=constraint)
         with ExitStack() as failing:
             resume_point = open_resume_point(wanted, runtime.job, runtime.warn)
             prepared = prepare(problem, runtime, failing.enter_context(closing(resume_point)))
             self._open(prepared, runtime)
             failing.pop_all()
-        self.start(None)
+        self.start(initial)
         self.keep_checkpoints(describe(prepared, runtime), runtime.warn)
 
     @classmethod
@@ -102,6 +105,8 @@ class Trainer:
         self, initial: Mapping[str, np.ndarray] | None, checks: bool = False, watcher: Watcher | None = None
     ) -> None:
         """Start from the checkpoint if there is one, else from ``initial``; None: draw them from the seed.
+
+        To be called once, before the first step.
 
         With ``checks`` the result will be compared with the NumPy reference from the same start: then a
         resumed run must have the initial parameters of the first one.

@@ -64,6 +64,7 @@ class Training:
         """
         self._settings, self._schedule = problem.settings, problem.schedule
         self._optimiser, self._augmenter = problem.optimiser, problem.augmenter
+        self._constraint = problem.constraint
         self._model, self._resources = model, resources
         self.printed: list[tuple[int, float]] = []
         self.step = 0
@@ -101,7 +102,7 @@ class Training:
         model, resources = self._model, self._resources
         driver, streams, phases = resources.driver, resources.streams, resources.phases
         exchanges = resources.groups.all.name, resources.groups.same_shard.name
-        self._arrays = TrainingArrays(model, self._optimiser, exchanges, self._augmenter)
+        self._arrays = TrainingArrays(model, self._optimiser, exchanges, self._augmenter, self._constraint)
         self._panels = self._arrays.panels
         self._iteration = phases.phase("batch iteration", streams.compute)
         reading = phases.phase("losses device -> host")
