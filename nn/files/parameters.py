@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from nn.files import npz_parameters, safetensors
+from nn.files import npz_parameters, pyrtz, safetensors
 from nn.files.read import Header
 from nn.files.run_metadata import parsed
 from nn.files.write import write_whole
@@ -35,7 +35,7 @@ class Format(Protocol):
         """Write all of a file."""
 
 
-_FORMATS: dict[str, Format] = {".safetensors": safetensors}
+_FORMATS: dict[str, Format] = {".safetensors": safetensors, ".pyrtz": pyrtz}
 """By the end of a name; all other files are .npz."""
 
 

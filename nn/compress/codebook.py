@@ -1,0 +1,115 @@
+"""Shared weights of a layer: k-means of its weights in one dimension (Han et al. 2016, section 3).
+
+Lloyd's algorithm. On sorted weights a cluster is a range, whose borders lie halfway between two centroids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nn.files.coding.shared_weights import MOST_CLUSTERS
+
+STARTS = ("linear", "density", "random")
+"""Where the centroids begin (section 3.2): evenly between the smallest and the largest weight; at even steps
+of the distribution; at weights drawn at random (Forgy)."""
+
+ROUNDS = 10_000
+"""Rounds at most. A layer of millions of weights and 256 clusters stands still after some thousand."""
+
+
+def cluster(
+    values: np.ndarray, clusters: int, start: str = "linear", seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cluster weights (n,) float32 in at most ``clusters`` clusters, 1 to 65536.
+
+    Returns the codebook (k,) float32, ascending, and the code of each weight (n,) uint16. Of no more distinct
+    weights than clusters the codebook has each, exactly. Else k is ``clusters``: one that is empty moves to
+    the weight that is farthest from its centroid. The same arguments give the same result. ``seed`` is that
+    of the random start. Raises ValueError for weights that are not finite, or not float32.
+    """
+    if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"weights of {values.dtype} {values.shape}: want finite float32 (n,)")
+    if not 1 <= clusters <= MOST_CLUSTERS:
+        raise ValueError(f"{clusters} clusters: 1 to {MOST_CLUSTERS} are possible")
+    distinct, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if len(distinct) <= clusters:
+        return distinct, which.astype(np.uint16)
+    weights = _Weights.of(distinct, counts)
+    centroids, borders = _lloyd(weights, _start(weights, clusters, start, seed))
+    code_of_distinct = np.repeat(np.arange(clusters, dtype=np.uint16), np.diff(borders, append=len(distinct)))
+    return centroids.astype(np.float32), code_of_distinct[which]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The distinct weights, ascending, and how often each occurs."""
+
+    values: np.ndarray
+    """float64."""
+    counts: np.ndarray
+    sums: np.ndarray
+    """Value times count."""
+    before: np.ndarray
+    """(n + 1,): the weights before each one, and all."""
+
+    @classmethod
+    def of(cls, distinct: np.ndarray, counts: np.ndarray) -> _Weights:
+        values = distinct.astype(np.float64)
+        return cls(values, counts, values * counts, np.concatenate(([0], np.cumsum(counts))))
+
+
+def _start(weights: _Weights, clusters: int, start: str, seed: int) -> np.ndarray:
+    """Return the first centroids (clusters,), float64, ascending."""
+    values = weights.values
+    if start == "linear":
+        return np.linspace(values[0], values[-1], clusters)
+    if start == "density":
+        steps = (np.arange(clusters) + 0.5) / clusters * weights.before[-1]
+        return values[np.searchsorted(weights.before[1:], steps, "right")]
+    if start == "random":
+        shares = weights.counts / weights.before[-1]
+        return np.sort(np.random.default_rng(seed).choice(values, clusters, replace=False, p=shares))
+    raise ValueError(f"start {start}: none of {', '.join(STARTS)}")
+
+
+def _lloyd(weights: _Weights, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Move the centroids to the means of their clusters until these stand still, or for `ROUNDS` rounds.
+
+    Returns the centroids (k,), ascending, and the first weight of each cluster (k,); none is empty.
+    """
+    borders = _borders(weights, centroids)
+    for _ in range(ROUNDS):
+        centroids = _means(weights, borders)
+        before, borders = borders, _borders(weights, centroids)
+        if np.array_equal(before, borders):
+            break
+    return _means(weights, borders), borders
+
+
+def _borders(weights: _Weights, centroids: np.ndarray) -> np.ndarray:
+    """Return the first weight of each centroid's cluster; a weight halfway belongs to the lower centroid.
+
+    Empty clusters are moved before.
+    """
+    values = weights.values
+    while True:
+        halfway = (centroids[1:] + centroids[:-1]) / 2
+        borders = np.concatenate(([0], np.searchsorted(values, halfway, "right")))
+        sizes = np.diff(borders, append=len(values))
+        empty = np.flatnonzero(sizes == 0)
+        if not len(empty):
+            return borders
+        distances = abs(values - np.repeat(centroids, sizes))
+        farthest = np.argpartition(distances, -len(empty))[-len(empty) :]
+        centroids = np.sort(np.concatenate((centroids[sizes > 0], values[farthest])))
+
+
+def _means(weights: _Weights, borders: np.ndarray) -> np.ndarray:
+    """Return the mean of each cluster, none of which is empty.
+
+    Each is added up by itself: differences of sums over all would lose small weights beside huge ones.
+    """
+    counts = np.diff(weights.before[borders], append=weights.before[-1])
+    return np.add.reduceat(weights.sums, borders) / counts
