@@ -139,6 +139,7 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
     from pyrt.exchange.choose import choose
     from pyrt.kernels import KernelLibrary
     from pyrt.phases import Phases
+    from pyrt.streams import Streams
 
     with closing(open_device(options.device, job, share_gpus=False).driver) as driver:
         kernels = Kernels(KernelLibrary(driver), options.dtype, options.gemm, options.math, options.conv)
@@ -147,7 +148,13 @@ def parts_of(options: Options, job: Job) -> tuple[str, list[Part]]:
         phases, shard = Phases(time.perf_counter()), Shard.alone(problem.network)
         groups = RankGroups.of(choose("auto", driver, job), shard)
         resources = RankResources.make(
-            job, driver, phases, kernels, groups, options.dtype, shard.largest_received(options.batch)
+            job,
+            Streams(driver),
+            phases,
+            kernels,
+            groups,
+            options.dtype,
+            shard.largest_received(options.batch),
         )
         numbers = Numbers(options.dtype, kernels, options.profile, pixel_scale=options.pixel_scale)
         model = RankModel(driver, shard, numbers, options.batch)

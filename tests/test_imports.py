@@ -14,7 +14,7 @@ from tests.mpi import ROOT
 
 ORDER = [
     *("pyrt", "nn.model", "nn.files", "nn.optimisers", "nn.parallel", "nn.input", "nn.launch", "nn.program"),
-    *("nn.problem", "nn.autotune", "nn.checkpoints", "nn.train", "nn.compress", "nn.app", "nn"),
+    *("nn.problem", "nn.autotune", "nn.checkpoints", "nn.train", "nn.app", "nn.compress", "nn"),
 ]
 """Each package imports itself and those before it. ``nn`` is nn/__init__.py, which names all."""
 

@@ -27,6 +27,7 @@ from pyrt.job import Job
 from pyrt.kernels import KernelLibrary
 from pyrt.ledger import Ledger, Row
 from pyrt.phases import Phases
+from pyrt.streams import Streams
 
 _OF_NO_LAYER = ("batches", "evaluation", "exchange", "moves", "losses")
 """Rows of ledgers: chunks of samples or the whole training set; evaluations' chunks; buffers of what ranks
@@ -96,7 +97,7 @@ def rehearse(
     if driver.has_kernels:
         kernels = Kernels(KernelLibrary(null), options.dtype, options.gemm, options.math, options.conv)
     phases = Phases(time.perf_counter())
-    resources = RankResources.make(job, null, phases, kernels, groups, options.dtype, largest)
+    resources = RankResources.make(job, Streams(null), phases, kernels, groups, options.dtype, largest)
     with closing(resources.links):
         setup = set_up(problem, shard, resources, where, graphs=False)
         lines = lines_of(null.ledger, shard, options.dtype)

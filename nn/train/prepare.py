@@ -84,7 +84,7 @@ def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
     kernels = _kernels(prepared, runtime) if driver.has_kernels else None
     largest = prepared.shard.largest_received(problem.schedule.batch)
     return RankResources.make(
-        job, driver, runtime.phases, kernels, prepared.groups, problem.settings.dtype, largest
+        job, runtime.streams, runtime.phases, kernels, prepared.groups, problem.settings.dtype, largest
     )
 
 

@@ -67,7 +67,7 @@ class RankResources:
     def make(
         cls,
         job: Job,
-        driver: Driver,
+        streams: Streams,
         phases: Phases,
         kernels: Kernels | None,
         groups: RankGroups,
@@ -78,7 +78,7 @@ class RankResources:
 
         Raises UserError, on all ranks, where a group cannot be connected so.
         """
-        streams = Streams(driver)
+        driver = streams.driver
         setting = RedistributionContext(driver, streams, groups.group.job, phases, np.dtype(dtype), largest)
         with job.agree(), agreed_by_some(), driver.ledger.of("moves"):
             links = create_links(groups.moves, setting)

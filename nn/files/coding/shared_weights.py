@@ -37,7 +37,7 @@ class SharedWeights:
             raise ValueError(f"indices of {self.index_bits} bits: 1 to {MOST_BITS} are possible")
         places, size = self.places, self.size
         _require(places, np.int64, "places")
-        if len(places) and not (0 <= places[0] and places[-1] < size and (np.diff(places) > 0).all()):
+        if len(places) and not (places[0] >= 0 and places[-1] < size and (np.diff(places) > 0).all()):
             raise ValueError(f"places are not ascending, or not within {size} weights")
         if self.values is not None:
             if self.codes is not None or self.codebook is not None:

@@ -123,6 +123,21 @@ def test_in_kernels(driver: Driver, net: str, values: int, optimiser: str, excha
     run(driver.name, net, values, optimiser, exchange=exchange if join().size > 1 else "auto")
 
 
+def test_trainings_follow_each_other_on_a_device(driver: Driver) -> None:
+    """Graphs of the second one time the same phases, on the same streams."""
+    job = join()
+    runtime = Runtime(job, open_device(driver.name, job, True), Phases(time.perf_counter()))
+    runtime.phases.use_device(runtime.driver)
+    try:
+        for _ in range(2):
+            with Trainer(NETWORKS["dense"], Sgd(), noise(), runtime, batch=20) as trainer:
+                trainer.step()
+                bits = trainer.parameters()["W1"].tobytes()
+        assert np.isfinite(np.frombuffer(bits, np.float32)).all()
+    finally:
+        runtime.device.driver.close()
+
+
 @pytest.mark.parallel([2])
 def test_shared_values_of_a_layer_in_parts_are_refused() -> None:
     with pytest.raises(UserError, match="--plan data"):

@@ -279,9 +279,9 @@ class Ends:
             monkeypatch.setattr(kind, name, self._failing(getattr(kind, name), error))
         make = RankResources.make
 
-        def armed(job, driver, *rest):
-            self.armed = type(driver) is kind
-            return make(job, driver, *rest)
+        def armed(job, streams, *rest):
+            self.armed = type(streams.driver) is kind
+            return make(job, streams, *rest)
 
         self.armed = False
         monkeypatch.setattr(RankResources, "make", armed)
