@@ -79,10 +79,12 @@ class Options(Settings):
         None, "number of classes, where it is more than the largest training label + 1", "N"
     )
     init: Path | None = option(
-        None, "initial parameters W1, b1, ... from a file: .safetensors, all others .npz", "FILE"
+        None, "initial parameters W1, b1, ... from a file: .safetensors, .pyrtz, all others .npz", "FILE"
     )
     save: Path | None = option(
-        None, "write the trained parameters to a file: FILE.safetensors, all others are .npz", "FILE"
+        None,
+        "write the trained parameters to a file: FILE.safetensors, FILE.pyrtz, all others are .npz",
+        "FILE",
     )
     export: Path | None = option(
         None,
@@ -173,7 +175,7 @@ class Options(Settings):
     def _check_files(self) -> None:
         if self.save and self.save.suffix.lower() == ".onnx":
             raise UserError(f"--save {shown(self.save)}: writes what --init reads; --export writes ONNX")
-        if self.export and self.export.suffix.lower() in (".npz", ".safetensors"):
+        if self.export and self.export.suffix.lower() in (".npz", ".safetensors", ".pyrtz"):
             raise UserError(f"--export {shown(self.export)}: writes ONNX: call it FILE.onnx, or --save it")
         files = self.written.values()
         if len(set(map(os.path.realpath, files))) < len(files):

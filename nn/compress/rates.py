@@ -185,18 +185,8 @@ def table(found: Rates, width: int | None = None) -> str:
     """
     from pyrt.tables import table
 
-    headers = [
-        "layer",
-        "weights",
-        "kept %",
-        "weight bits",
-        "with H",
-        "entropy",
-        "index bits",
-        "with H ",
-        "entropy ",
-    ]
-    headers += ["rate %", "with H  ", "file %", "with H   "]
+    headers = ["layer", "weights", "kept %", "weight bits", "with H", "entropy"]
+    headers += ["index bits", "with H ", "entropy ", "rate %", "with H  ", "file %", "with H   "]
     rows = [
         [
             *(rate.name, f"{rate.weights:,}", rate.kept_percent),

@@ -1,1 +1,1 @@
-"""Files of arrays: .npz, .safetensors, ONNX; read with care, and written whole or not at all."""
+"""Files of arrays: .npz, .safetensors, .pyrtz, ONNX; read with care, and written whole or not at all."""

@@ -196,7 +196,7 @@ class Trainer:
         return gather_parameters(self.model.shard, self.model.parameters, self.runtime.job)
 
     def save(self, path: str | Path) -> None:
-        """Write all parameters, and what the network is, to a file: .safetensors, all others .npz."""
+        """Write all parameters, and what the network is, to a file: .safetensors, .pyrtz, all others .npz."""
         whole, job = self.parameters(), self.runtime.job
         with job.agree():
             if job.rank == 0:

@@ -10,7 +10,8 @@ import numpy as np
 
 from nn.files.coding.bits import Damaged
 
-MOST_BITS = 16
+INDEX_BITS = range(1, 17)
+"""What an index may take."""
 
 
 def encode(places: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

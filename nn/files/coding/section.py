@@ -13,7 +13,7 @@ import numpy as np
 
 from nn.files.coding import huffman, relative_index
 from nn.files.coding.bits import Cursor, Damaged, pack, packed_size, width
-from nn.files.coding.relative_index import MOST_BITS
+from nn.files.coding.relative_index import INDEX_BITS
 from nn.files.coding.shared_weights import MOST_CLUSTERS, SharedWeights
 
 RAW32, RAW64, VALUES, CODES, FULL_CODES = range(5)
@@ -49,7 +49,7 @@ class Fields:
     def require_sound(self) -> None:
         """Raise Damaged where no writer writes such fields together."""
         sparse, coded = self.kind in (VALUES, CODES), self.kind in (CODES, FULL_CODES)
-        bits = range(1, MOST_BITS + 1) if sparse or coded else (0,)
+        bits = INDEX_BITS if sparse or coded else (0,)
         entries = self.entries if sparse else self.size if coded else 0
         allowed = (HUFFMAN_GAPS | FILLERS if sparse else 0) | (HUFFMAN_CODES if coded else 0)
         if (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nn.files.coding.relative_index import MOST_BITS
+from nn.files.coding.relative_index import INDEX_BITS
 
 MOST_CLUSTERS = 1 << 16
 
@@ -33,11 +33,11 @@ class SharedWeights:
     """(k,) float32, at most 65536."""
 
     def __post_init__(self) -> None:
-        if self.index_bits not in range(1, MOST_BITS + 1):
-            raise ValueError(f"indices of {self.index_bits} bits: 1 to {MOST_BITS} are possible")
+        if self.index_bits not in INDEX_BITS:
+            raise ValueError(f"indices of {self.index_bits} bits: 1 to {INDEX_BITS[-1]} are possible")
         places, size = self.places, self.size
         _require(places, np.int64, "places")
-        if len(places) and not (places[0] >= 0 and places[-1] < size and (np.diff(places) > 0).all()):
+        if len(places) and not (0 <= places[0] <= places[-1] < size and (np.diff(places) > 0).all()):
             raise ValueError(f"places are not ascending, or not within {size} weights")
         if self.values is not None:
             if self.codes is not None or self.codebook is not None:
