@@ -258,15 +258,14 @@ def with_file(line: CommandLine, job: Job) -> CommandLine:
 
     Collective; UserError on all ranks for a file that does not tell a network.
     """
+    given = line.options.given  # what completes options marks all of them as given
     options = with_network_of_file(line.options, job)
     with job.agree():
         told = _trained_with(options.init) if job.rank == 0 else None
     told = job.comm.bcast(told)
-    rates: dict[str, Any] = {name: value for name, value in told.items() if name not in options.given}
-    if "lr" not in options.given:
-        chosen = (
-            options.optimiser if "optimiser" in options.given else told.get("optimiser", options.optimiser)
-        )
+    rates: dict[str, Any] = {name: value for name, value in told.items() if name not in given}
+    if "lr" not in given:
+        chosen = options.optimiser if "optimiser" in given else told.get("optimiser", options.optimiser)
         if told.get("optimiser") != chosen or "lr" not in told:
             rates["lr"] = OPTIMISERS[chosen].lr
         rates["lr"] /= SLOWER
