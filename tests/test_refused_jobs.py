@@ -15,11 +15,12 @@ from tests.train_jobs import QUICK, refused, train_telling_exit_codes
 MISSING = [
     ("--init", "w.safetensors", "safetensors"),
     ("--save", "w.safetensors", "safetensors"),
+    ("--save", "w.pyrtz", "bitarray"),
     ("--export", "w.onnx", "onnx"),
 ]
 
 
-@pytest.mark.parametrize(("option", "file", "name"), few(MISSING[2:], of=MISSING))
+@pytest.mark.parametrize(("option", "file", "name"), few(MISSING[3:], of=MISSING))
 def test_a_package_that_is_missing_ends_all_ranks_in_one_line_before_anything_is_trained(
     tmp_path, option, file, name
 ):

@@ -234,11 +234,15 @@ def test_another_kind_of_network_is_not_evaluated_with_saved_parameters(tmp_path
     assert "--activation relu" in scored.stderr and "--activation sigmoid" in scored.stderr
 
 
-@pytest.mark.parametrize("end", few(["npz"], of=["npz", "safetensors"]))
+PACKAGES = {"safetensors": "safetensors", "pyrtz": "bitarray"}
+"""What formats of parameter files need."""
+
+
+@pytest.mark.parametrize("end", few(["npz"], of=["npz", "safetensors", "pyrtz"]))
 def test_the_network_and_the_scale_of_pixels_are_those_of_the_file(tmp_path, end):
     """On two ranks, whose rank 0 alone reads the file; options that are given must agree with it."""
-    if end == "safetensors":
-        pytest.importorskip("safetensors", reason="make test installs it")
+    if end in PACKAGES:
+        pytest.importorskip(PACKAGES[end], reason="make test installs it")
     file, report = tmp_path / f"w.{end}", tmp_path / "report.json"
     network = ["--hidden", "7,6", "--activation", "tanh", "--head", "sigmoid", "--pixel-scale", 100]
     cpu = ["--device", "cpu", "--json", report]

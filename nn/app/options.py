@@ -83,7 +83,7 @@ class Options(Settings):
     )
     save: Path | None = option(
         None,
-        "write the trained parameters to a file: FILE.safetensors, FILE.pyrtz, all others are .npz",
+        "write the trained parameters to a file: .safetensors, .pyrtz, all others are .npz",
         "FILE",
     )
     export: Path | None = option(

@@ -25,8 +25,8 @@ def cluster(
     """Cluster weights (n,) float32 in at most ``clusters`` clusters, 1 to 65536.
 
     Returns the codebook (k,) float32, ascending, and the code of each weight (n,) uint16. Of no more distinct
-    weights than clusters the codebook has each, exactly. Else k is ``clusters``: one that is empty moves to
-    the weight that is farthest from its centroid. The same arguments give the same result. ``seed`` is that
+    weights than clusters the codebook has each, exactly. Else k is ``clusters``: an empty one is dropped, and
+    the one with the largest sum of squared distances split. The same arguments give the same result. ``seed`` is that
     of the random start. Raises ValueError for weights that are not finite, or not float32.
     """
     if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
@@ -38,7 +38,8 @@ def cluster(
         return distinct, which.astype(np.uint16)
     weights = _Weights.of(distinct, counts)
     centroids, borders = _lloyd(weights, _start(weights, clusters, start, seed))
-    code_of_distinct = np.repeat(np.arange(clusters, dtype=np.uint16), np.diff(borders, append=len(distinct)))
+    sizes = np.diff(borders, append=len(distinct))
+    code_of_distinct = np.repeat(np.arange(len(borders), dtype=np.uint16), sizes)
     return centroids.astype(np.float32), code_of_distinct[which]
 
 
@@ -79,9 +80,12 @@ def _lloyd(weights: _Weights, centroids: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Returns the centroids (k,), ascending, and the first weight of each cluster (k,); none is empty.
     """
+    clusters = len(centroids)
     borders = _borders(weights, centroids)
     for _ in range(ROUNDS):
         centroids = _means(weights, borders)
+        if len(centroids) < clusters:
+            centroids = _split(weights, centroids, borders, clusters - len(centroids))
         before, borders = borders, _borders(weights, centroids)
         if np.array_equal(before, borders):
             break
@@ -89,21 +93,24 @@ def _lloyd(weights: _Weights, centroids: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _borders(weights: _Weights, centroids: np.ndarray) -> np.ndarray:
-    """Return the first weight of each centroid's cluster; a weight halfway belongs to the lower centroid.
+    """Return the first weight of each cluster that is not empty; one halfway belongs to the lower centroid."""
+    halfway = (centroids[1:] + centroids[:-1]) / 2
+    borders = np.concatenate(([0], np.searchsorted(weights.values, halfway, "right")))
+    return borders[np.diff(borders, append=len(weights.values)) > 0]
 
-    Empty clusters are moved before.
+
+def _split(weights: _Weights, centroids: np.ndarray, borders: np.ndarray, count: int) -> np.ndarray:
+    """Split up to ``count`` of the most costly clusters: return the centroids, two in the place of each.
+
+    They lie halfway between its centroid and its two ends.
     """
-    values = weights.values
-    while True:
-        halfway = (centroids[1:] + centroids[:-1]) / 2
-        borders = np.concatenate(([0], np.searchsorted(values, halfway, "right")))
-        sizes = np.diff(borders, append=len(values))
-        empty = np.flatnonzero(sizes == 0)
-        if not len(empty):
-            return borders
-        distances = abs(values - np.repeat(centroids, sizes))
-        farthest = np.argpartition(distances, -len(empty))[-len(empty) :]
-        centroids = np.sort(np.concatenate((centroids[sizes > 0], values[farthest])))
+    sizes = np.diff(borders, append=len(weights.values))
+    squares = (weights.values - np.repeat(centroids, sizes)) ** 2 * weights.counts
+    worst = np.argsort(-np.add.reduceat(squares, borders), kind="stable")[:count]
+    worst = worst[sizes[worst] > 1]
+    ends = weights.values[borders[worst]], weights.values[borders[worst] + sizes[worst] - 1]
+    halves = [(end + centroids[worst]) / 2 for end in ends]
+    return np.sort(np.concatenate((np.delete(centroids, worst), *halves)))
 
 
 def _means(weights: _Weights, borders: np.ndarray) -> np.ndarray:

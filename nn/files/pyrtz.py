@@ -119,7 +119,7 @@ def save_compressed(option: str, path: Path, arrays: Compressed, run: Mapping[st
     Plain arrays, float32 or float64, are written without loss. Raises UserError, which names the option,
     where the file cannot be written, or bitarray is missing.
     """
-    require_installed(path)
+    need("bitarray", f"{option} {shown(path)}")
     write_whole(option, path, lambda file: write(file, arrays, run))
 
 

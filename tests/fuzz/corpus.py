@@ -1,7 +1,7 @@
 """The damaged and hostile files of a reader, made from its valid ones: one at a time, by its format.
 
 Each is yielded with what was done to it. A format's file (idx.py, npz.py, cifar.py, tables.py, images.py,
-safetensors.py, json_documents.py) owns what can be wrong with it.
+safetensors.py, pyrtz.py, json_documents.py) owns what can be wrong with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.fuzz.idx import idx_headers
 from tests.fuzz.images import chunks, segments
 from tests.fuzz.json_documents import documents
 from tests.fuzz.npz import members, other_values, zips
+from tests.fuzz.pyrtz import lies
 from tests.fuzz.readers import READERS, Reader
 from tests.fuzz.safetensors import headers, other_tensors
 from tests.fuzz.tables import packed_tables, tables
@@ -29,6 +30,7 @@ DAMAGE: dict[str, Callable[[bytes], Iterator[Case]]] = {
     "packed CSV": packed_tables,
     "PNG": chunks,
     "JPEG": segments,
+    "pyrtz": lies,
 }
 """What makes damaged files of a valid one, for readers of `Reader.files`."""
 

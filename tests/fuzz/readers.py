@@ -44,7 +44,15 @@ from nn.parallel import plan_files
 from nn.parallel.plan import SPACE, SPLITS, Plan
 from nn.problem.progress import Epoch, Progress
 from pyrt.errors import UserError
-from tests.fuzz.packing import pack_gzip, pack_npy, pack_safetensors, pack_zip
+from tests.fuzz.packing import (
+    join_pyrtz,
+    pack_gzip,
+    pack_npy,
+    pack_pyrtz,
+    pack_safetensors,
+    pack_zip,
+    split_pyrtz,
+)
 from tests.nn.autotune.rates import HOPPER, random_rates
 from tests.nn.checkpoints.made import require_fits
 from tests.nn.input.conftest import pack_idx
@@ -53,6 +61,8 @@ from tests.nn.model.net_json import as_json
 
 with contextlib.suppress(ImportError):  # a reader that is watched imports nothing
     import safetensors.numpy  # noqa: F401
+with contextlib.suppress(ImportError):
+    import bitarray.util  # noqa: F401
 with contextlib.suppress(ImportError):
     from PIL import Image
 
@@ -85,7 +95,7 @@ class Reader:
     files: tuple[bytes, ...] = ()
     """valid files of other formats are these,"""
     document: Any = None
-    """valid JSON of this: the file, or the text `run` of an npz or a safetensors file."""
+    """valid JSON of this: the file, or the text `run` of an npz, a safetensors or a pyrtz file."""
     beside: Mapping[str, bytes] = field(default_factory=dict)
     """Files that are whole."""
     package: str = ""
@@ -127,6 +137,8 @@ class Reader:
         """The file with this JSON, or something like it, in the place of the valid one."""
         if self.tensors:
             return pack_safetensors(self.tensors, text.decode("latin1"))
+        if self.files:
+            return join_pyrtz(text, *split_pyrtz(self.files[0])[1:])
         if not self.members:
             return text
         run = pack_npy(np.array(text.decode("latin1")))
@@ -358,6 +370,15 @@ READERS = (
             "sha256": {name: digest([array]) for name, array in _PARAMETERS.items()},
         },
         package="safetensors",
+    ),
+    Reader(
+        "pyrtz",
+        "weights.pyrtz",
+        read_evaluated,
+        require_parameters,
+        files=pack_pyrtz(_PARAMETERS, {"options": _OPTIONS}),
+        document={"options": _OPTIONS},
+        package="bitarray",
     ),
     Reader(
         "checkpoint",

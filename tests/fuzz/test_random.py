@@ -22,7 +22,15 @@ from tests import LONG
 from tests.fuzz.damage import patched
 from tests.fuzz.json_documents import Place, paths, replaced
 from tests.fuzz.npy import DTYPES, npy
-from tests.fuzz.packing import content_of, pack_gzip, pack_zip, with_header
+from tests.fuzz.packing import (
+    content_of,
+    join_pyrtz,
+    pack_gzip,
+    pack_zip,
+    split_pyrtz,
+    summed_pyrtz,
+    with_header,
+)
 from tests.fuzz.readers import READERS, Reader, each, pack_idx
 from tests.fuzz.watch import examine, watching
 
@@ -184,3 +192,25 @@ def test_documents_with_other_values(reader: Reader, path: Path, changes: list[t
 @given(header=documents, names=st.lists(st.sampled_from(["W1", "b1", "W2", "b2", "__metadata__"])))
 def test_headers_of_safetensors(reader: Reader, path: Path, header: Any, names: list[str]) -> None:
     check(reader, path, with_header(dict.fromkeys(names, header) or header, content_of(reader.tensors)))
+
+
+@each([reader for reader in READERS if reader.name == "pyrtz"])
+@examples
+@given(number=st.integers(0, 11), of_entry=st.booleans(), of_section=st.booleans(), changes=edits, more=edits)
+def test_pyrtz_changed_before_their_checksums(
+    reader: Reader,
+    path: Path,
+    number: int,
+    of_entry: bool,
+    of_section: bool,
+    changes: list[Edit],
+    more: list[Edit],
+) -> None:
+    text, entries, sections = split_pyrtz(reader.files[number % 3])
+    place = number // 3
+    if of_section:
+        sections[place] = edited(sections[place], changes)
+        entries[place] = summed_pyrtz(entries[place], sections[place])
+    if of_entry:
+        entries[place] = edited(entries[place], more)
+    check(reader, path, join_pyrtz(text, entries, sections))

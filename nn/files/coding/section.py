@@ -14,7 +14,7 @@ import numpy as np
 from nn.files.coding import huffman, relative_index
 from nn.files.coding.bits import Cursor, Damaged, pack, packed_size, width
 from nn.files.coding.relative_index import INDEX_BITS
-from nn.files.coding.shared_weights import MOST_CLUSTERS, SharedWeights
+from nn.files.coding.shared_weights import MOST_CLUSTERS, SharedWeights, is_zero
 
 RAW32, RAW64, VALUES, CODES, FULL_CODES = range(5)
 """Kinds: all numbers as they are, float32 or float64; the weights that are left, with float32 values or with
@@ -98,7 +98,7 @@ def encode(array: SharedWeights | np.ndarray, with_huffman: bool = True) -> tupl
     if kind is None:
         raise ValueError(f"an array of {array.dtype}: only float32 and float64 are stored")
     raw = np.asarray(array, DTYPES[kind], order="C")
-    if kind == RAW32 and not np.signbit(raw[raw == 0]).any():  # -0.0 would become 0.0
+    if kind == RAW32 and not np.signbit(raw[is_zero(raw)]).any():  # -0.0 would become 0.0
         fields, section = _encode_compressed(SharedWeights.of_dense(raw), with_huffman)
         if len(section) < raw.nbytes:
             return fields, section
@@ -153,7 +153,7 @@ def decode(fields: Fields, section: bytes) -> SharedWeights | np.ndarray:
     values = codes = codebook = None
     if fields.kind == VALUES:
         values = cursor.floats(fields.entries)
-        is_filler = values == 0
+        is_filler = is_zero(values)
     else:
         codebook = cursor.floats(fields.clusters)
         codes = _symbols(cursor, fields, HUFFMAN_CODES, fields.alphabet, width(fields.alphabet))

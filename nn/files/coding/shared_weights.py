@@ -12,6 +12,11 @@ from nn.files.coding.relative_index import INDEX_BITS
 MOST_CLUSTERS = 1 << 16
 
 
+def is_zero(values: np.ndarray) -> np.ndarray:
+    """Return which float32 numbers are 0.0 or -0.0: by their bits, as NaN may make comparisons warn."""
+    return values.view(np.uint32) << np.uint32(1) == 0
+
+
 @dataclass(frozen=True, eq=False)
 class SharedWeights:
     """An array of which some weights are left, all others are 0.0. ValueError where it contradicts itself.
@@ -43,7 +48,7 @@ class SharedWeights:
             if self.codes is not None or self.codebook is not None:
                 raise ValueError("weights have values, or codes and a codebook, not both")
             _require(self.values, np.float32, "values", len(places))
-            if not self.values.all():
+            if is_zero(self.values).any():
                 raise ValueError("a weight that is left is 0")
             return
         if self.codes is None or self.codebook is None:
@@ -64,7 +69,7 @@ class SharedWeights:
         if array.dtype != np.float32:
             raise ValueError(f"weights of {array.dtype}: only float32 is compressed")
         flat = array.reshape(-1)
-        places = np.flatnonzero(flat).astype(np.int64)
+        places = np.flatnonzero(~is_zero(flat)).astype(np.int64)
         return cls(array.shape, places, index_bits or (8 if array.ndim > 2 else 5), flat[places])
 
     def shared(self, codebook: np.ndarray, codes: np.ndarray) -> SharedWeights:

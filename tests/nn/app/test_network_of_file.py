@@ -46,10 +46,11 @@ def arrays(request):
 of_net = pytest.mark.parametrize("arrays", [CONVOLUTIONAL], indirect=True, ids=["net"])
 
 
-@pytest.fixture(params=[".npz", ".safetensors"])
+@pytest.fixture(params=[".npz", ".safetensors", ".pyrtz"])
 def file(request, tmp_path):
-    if request.param == ".safetensors":
-        pytest.importorskip("safetensors", reason="make test installs it")
+    if request.param != ".npz":
+        package = {".safetensors": "safetensors", ".pyrtz": "bitarray"}[request.param]
+        pytest.importorskip(package, reason="make test installs it")
     return tmp_path / f"parameters{request.param}"
 
 

@@ -136,6 +136,7 @@ def test_no_exchange_at_all_is_for_python_alone(capsys):
         (["--evaluate", "--init", "a.npz", "--checkpoint", "c"], ["--evaluate", "--checkpoint"]),
         (["--save", "a.ONNX"], ["--save a.ONNX", "--export writes ONNX"]),
         (["--export", "a.npz"], ["--export a.npz", "ONNX", "--save"]),
+        (["--export", "a.pyrtz"], ["--export a.pyrtz", "ONNX", "--save"]),
         (["--export", "a.safetensors"], ["--export a.safetensors", "ONNX", "--save"]),
         (["--export", "a", "--save", "./a"], ["--save, --export", "a file of its own for each"]),
     ],

@@ -45,10 +45,11 @@ def trainer():
 
 
 @pytest.mark.parallel([1, 2])
-@pytest.mark.parametrize("end", [".npz", ".safetensors"])
+@pytest.mark.parametrize("end", [".npz", ".safetensors", ".pyrtz"])
 def test_what_a_trainer_saves_is_all_of_its_parameters(trainer, shared, end):
-    if end == ".safetensors":
-        pytest.importorskip("safetensors", reason="make test installs it")
+    if end != ".npz":
+        package = {".safetensors": "safetensors", ".pyrtz": "bitarray"}[end]
+        pytest.importorskip(package, reason="make test installs it")
     file, whole = shared / f"w{end}", trainer.parameters()
     trainer.save(str(file))
     if join().rank == 0:
