@@ -26,8 +26,8 @@ def cluster(
 
     Returns the codebook (k,) float32, ascending, and the code of each weight (n,) uint16. Of no more distinct
     weights than clusters the codebook has each, exactly. Else k is ``clusters``: an empty one is dropped, and
-    the one with the largest sum of squared distances split. The same arguments give the same result. ``seed`` is that
-    of the random start. Raises ValueError for weights that are not finite, or not float32.
+    the one with the largest sum of squared distances split. The same arguments give the same result.
+    ``seed`` is that of the random start. Raises ValueError for weights that are not finite, or not float32.
     """
     if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
         raise ValueError(f"weights of {values.dtype} {values.shape}: want finite float32 (n,)")
@@ -93,7 +93,10 @@ def _lloyd(weights: _Weights, centroids: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _borders(weights: _Weights, centroids: np.ndarray) -> np.ndarray:
-    """Return the first weight of each cluster that is not empty; one halfway belongs to the lower centroid."""
+    """Return the first weight of each cluster that is not empty.
+
+    A weight halfway between two centroids belongs to the lower one.
+    """
     halfway = (centroids[1:] + centroids[:-1]) / 2
     borders = np.concatenate(([0], np.searchsorted(weights.values, halfway, "right")))
     return borders[np.diff(borders, append=len(weights.values)) > 0]

@@ -185,8 +185,8 @@ def table(found: Rates, width: int | None = None) -> str:
     """
     from pyrt.tables import table
 
-    headers = ["layer", "weights", "kept %", "weight bits", "with H", "entropy"]
-    headers += ["index bits", "with H ", "entropy ", "rate %", "with H  ", "file %", "with H   "]
+    headers = ["layer", "weights", "kept %", "weight bits", "H bits", "entropy"]
+    headers += ["index bits", "H bits ", "entropy ", "rate %", "H rate %", "file %", "H file %"]
     rows = [
         [
             *(rate.name, f"{rate.weights:,}", rate.kept_percent),
@@ -197,4 +197,4 @@ def table(found: Rates, width: int | None = None) -> str:
         for rate in (*found.layers, found.total)
     ]
     formats = ["", "", ".3g", *[".2f"] * 10]
-    return table(headers, rows, formats, ("entropy", "entropy "), width)
+    return table(headers, rows, formats, ("entropy", "entropy ", "file %", "rate %"), width)
