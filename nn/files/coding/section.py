@@ -58,7 +58,6 @@ class Fields:
             or self.flags & ~allowed
             or (self.clusters > MOST_CLUSTERS if coded else self.clusters)
             or self.entries != entries
-            or self.entries > self.size
         ):
             raise Damaged("the header contradicts itself")
 

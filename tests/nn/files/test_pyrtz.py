@@ -367,6 +367,15 @@ LIES = {
         entry(kind=4, shape=(1,), bits=5, flags=4, clusters=1, entries=1, content=ONE + b"\x80"),
         ONE + b"\x80",
     ),
+    "a code beyond the codebook": (
+        entry(kind=4, shape=(1,), bits=5, clusters=5, entries=1, content=ONE * 5 + b"\xe0"),
+        ONE * 5 + b"\xe0",
+    ),
+    "a filler that is none": (entry(kind=2, shape=(2,), bits=1, entries=1, content=bytes(5)), bytes(5)),
+    "clusters beyond 16 bits": (
+        entry(kind=3, shape=(8,), bits=5, clusters=65537, content=ONE * 65537),
+        ONE * 65537,
+    ),
     "unknown flags": (entry(kind=2, shape=(8,), bits=5, flags=8), b""),
     "a name that is not ASCII": (entry(name=b"\xff"), b"" + ONE),
 }
@@ -380,7 +389,17 @@ def test_headers_that_lie(file, name):
     assert not read_or_refuse(file)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 200_000
+    assert peak < 200_000 + 10 * len(content)
+
+
+def test_a_header_longer_than_the_file_is_not_read(file):
+    for length in (1000, 2**31, 2**32 - 1):
+        file.write_bytes(b"\x89PYRTZ\r\n" + struct.pack("<II", 1, length) + bytes(500))
+        tracemalloc.start()
+        assert not read_or_refuse(file)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 200_000
 
 
 def test_headers_of_other_counts(file):

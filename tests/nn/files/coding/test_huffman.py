@@ -98,7 +98,7 @@ WRONG = {
     "too few words": packed([1, 2, 0], "010"),
     "one long word": packed([2, 0, 0], "000"),
     "a word of 25 bits": packed([*range(1, 26), 25], "010"),
-    "a table longer than the alphabet": packed([1, 2, 3, 3], "010"),
+    "a symbol beyond the alphabet": packed([1, 2, 3, 3], "010111"),
     "a table longer than the file": packed([1, 2, 2], "01011", symbols=2**32 - 1),
     "more bits than the file": packed([1, 2, 2], "01011", bits=2**64 - 1),
     "a bit more": packed([1, 2, 2], "010110"),
@@ -114,3 +114,8 @@ WRONG = {
 def test_a_stream_that_no_writer_has_written_is_refused(stream):
     with pytest.raises(Damaged):
         huffman.decode(Cursor(stream), 3, 3)
+
+
+def test_nothing_is_allocated_for_symbols_that_are_not_there():
+    with pytest.raises(Damaged):
+        huffman.decode(Cursor(packed([1, 2, 2], "01011")), 10**13, 3)
