@@ -53,12 +53,16 @@ class _Weights:
     sums: np.ndarray
     """Value times count."""
     before: np.ndarray
-    """(n + 1,): the weights before each one, and all."""
+    """(n + 1,): the number of weights before each one, and of all."""
+    sums_before: np.ndarray
+    """(n + 1,): their sum."""
 
     @classmethod
     def of(cls, distinct: np.ndarray, counts: np.ndarray) -> _Weights:
         values = distinct.astype(np.float64)
-        return cls(values, counts, values * counts, np.concatenate(([0], np.cumsum(counts))))
+        sums = values * counts
+        before, sums_before = (np.concatenate(([0], np.cumsum(part))) for part in (counts, sums))
+        return cls(values, counts, sums, before, sums_before)
 
 
 def _start(weights: _Weights, clusters: int, start: str, seed: int) -> np.ndarray:
@@ -78,17 +82,19 @@ def _start(weights: _Weights, clusters: int, start: str, seed: int) -> np.ndarra
 def _lloyd(weights: _Weights, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Move the centroids to the means of their clusters until these stand still, or for `ROUNDS` rounds.
 
+    First by quick means, of which many rounds are cheap, then by exact ones, of which few are left.
     Returns the centroids (k,), ascending, and the first weight of each cluster (k,); none is empty.
     """
     clusters = len(centroids)
     borders = _borders(weights, centroids)
-    for _ in range(ROUNDS):
-        centroids = _means(weights, borders)
-        if len(centroids) < clusters:
-            centroids = _split(weights, centroids, borders, clusters - len(centroids))
-        before, borders = borders, _borders(weights, centroids)
-        if np.array_equal(before, borders):
-            break
+    for means in (_quick_means, _means):
+        for _ in range(ROUNDS):
+            centroids = means(weights, borders)
+            if len(centroids) < clusters:
+                centroids = _split(weights, centroids, borders, clusters - len(centroids))
+            before, borders = borders, _borders(weights, centroids)
+            if np.array_equal(before, borders):
+                break
     return _means(weights, borders), borders
 
 
@@ -116,10 +122,21 @@ def _split(weights: _Weights, centroids: np.ndarray, borders: np.ndarray, count:
     return np.sort(np.concatenate((np.delete(centroids, worst), *halves)))
 
 
-def _means(weights: _Weights, borders: np.ndarray) -> np.ndarray:
-    """Return the mean of each cluster, none of which is empty.
+def _quick_means(weights: _Weights, borders: np.ndarray) -> np.ndarray:
+    """Return nearly the mean of each cluster, within it: the difference of two sums from the first weight on.
 
-    Each is added up by itself: differences of sums over all would lose small weights beside huge ones.
+    The sums lose small weights beside huge ones.
     """
-    counts = np.diff(weights.before[borders], append=weights.before[-1])
-    return np.add.reduceat(weights.sums, borders) / counts
+    sums = np.diff(weights.sums_before[borders], append=weights.sums_before[-1])
+    last = np.append(borders[1:], len(weights.values)) - 1
+    return np.clip(sums / _counts(weights, borders), weights.values[borders], weights.values[last])
+
+
+def _means(weights: _Weights, borders: np.ndarray) -> np.ndarray:
+    """Return the mean of each cluster, each added up by itself."""
+    return np.add.reduceat(weights.sums, borders) / _counts(weights, borders)
+
+
+def _counts(weights: _Weights, borders: np.ndarray) -> np.ndarray:
+    """Return the number of weights in each cluster."""
+    return np.diff(weights.before[borders], append=weights.before[-1])

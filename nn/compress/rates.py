@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from nn.compress import rans
 from nn.files import pyrtz
 from nn.files.coding import huffman
 from nn.files.coding.bits import width
@@ -36,19 +37,29 @@ class Stream:
     """All of the same length."""
     huffman: int = 0
     """As words of Huffman's code, without its table."""
+    ans: int = 0
+    """By an asymmetric numeral system in Huffman's place, without its table."""
     entropy: float = 0.0
-    """The least that a coder of one symbol after the other can reach, as ANS nearly does."""
+    """The least that a coder of one symbol after the other can reach."""
 
     def __add__(self, other: Stream) -> Stream:
-        return Stream(self.plain + other.plain, self.huffman + other.huffman, self.entropy + other.entropy)
+        return Stream(
+            self.plain + other.plain,
+            self.huffman + other.huffman,
+            self.ans + other.ans,
+            self.entropy + other.entropy,
+        )
 
     @classmethod
     def of(cls, symbols: np.ndarray, bits: int) -> Stream:
         """Weigh symbols (n,) of an integer dtype, each below 2**bits."""
+        if not len(symbols):
+            return cls()
         counts = np.bincount(symbols)
         words = counts @ huffman.code_lengths(counts).astype(np.int64)
         some = counts[counts > 0]
-        return cls(len(symbols) * bits, int(words), float(some @ np.log2(len(symbols) / some)))
+        entropy = some @ np.log2(len(symbols) / some)
+        return cls(len(symbols) * bits, int(words), 8 * len(rans.encode(symbols)), float(entropy))
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,13 @@ class Rate:
         return self._percent(self.weight.huffman + self.index.huffman)
 
     @property
+    def percent_ans(self) -> float:
+        """The same with an asymmetric numeral system in Huffman's place."""
+        return self._percent(self.weight.ans + self.index.ans)
+
+    @property
     def percent_entropy(self) -> float:
-        """The compression rate of an ideal coder in Huffman's place."""
+        """The same with an ideal coder in Huffman's place."""
         return self._percent(self.weight.entropy + self.index.entropy)
 
     @property
@@ -159,7 +175,7 @@ def _rate(
 
 def _words(count: int) -> Stream:
     """Weigh weights that are not shared: no code is given to them."""
-    return Stream(WORD * count, WORD * count, WORD * count)
+    return Stream(*[WORD * count] * 4)
 
 
 def _total(layers: Sequence[Rate], file_bytes: int, file_bytes_huffman: int) -> Rate:

@@ -120,12 +120,15 @@ def test_no_cluster_is_missing(start):
 def test_extremes_of_float32(start):
     """Small weights beside huge ones keep their own means."""
     most = np.finfo(np.float32).max
-    values = np.array([most, most, -most, 1e-45, 3e-45, 1, 2, 1e30, 1e30, 3e30], np.float32)
+    small = np.random.default_rng(0).normal(size=100).tolist()
+    values = np.array([most, most, -most, 1e-45, 3e-45, *small, 1e30, 1e30, 3e30], np.float32)
     with np.errstate(all="raise", under="ignore"):
-        found, codes = cluster(values, 5, start)
+        found, codes = cluster(values, 20, start)
     assert np.isfinite(found).all() and (np.diff(found) > 0).all()
-    means = [values[codes == code].astype(np.float64).mean() for code in range(5)]
+    means = [values[codes == code].astype(np.float64).mean() for code in range(20)]
     np.testing.assert_allclose(found, means, rtol=2**-23)
+    distances = abs(values.astype(np.float64)[:, np.newaxis] - means)
+    assert codes.tolist() == distances.argmin(axis=1).tolist()
 
 
 def test_many_of_a_weight_weigh_as_many():

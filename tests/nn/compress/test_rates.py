@@ -115,13 +115,15 @@ def test_every_way_to_keep_an_array_is_weighed():
     shared, pruned, full, plain = rates(compressed(), RUN).layers
     # 32 clusters and fillers are 33 codes.
     assert shared.bits(shared.weight.plain) == 6 and shared.bits(shared.index.plain) == 5
-    assert pruned.weight == Stream(*[32 * pruned.entries] * 3) and pruned.clusters == 0
+    assert pruned.weight == Stream(*[32 * pruned.entries] * 4) and pruned.clusters == 0
     assert pruned.bits(pruned.index.plain) == 8
     assert full.bits(full.weight.plain) == 4 and full.index == Stream() and full.kept_percent == 100
     assert (plain.percent, plain.percent_huffman, plain.kept) == (100, 100, 60)
     for layer in (shared, full):
         assert layer.weight.entropy <= layer.weight.huffman <= layer.weight.plain
+        assert layer.weight.entropy <= layer.weight.ans <= layer.weight.entropy * 1.01 + 64
         assert layer.percent_entropy <= layer.percent_huffman < layer.percent
+        assert layer.percent_entropy <= layer.percent_ans < layer.percent
         assert layer.weight.huffman < layer.weight.entropy + layer.entries
 
 
