@@ -44,16 +44,21 @@ def test_a_small_layer_by_hand(small):
     assert rate.percent_entropy == pytest.approx(100 * (entropy + 3 * 32) / 3200)
 
 
-def test_the_paper_s_example_of_a_layer():
-    """The last layer of LeNet-300-100 (table 2): 26 % of 1000 weights, 6 and 5 bits: about 15.7 %."""
+@pytest.mark.parametrize(
+    ("shape", "keep", "bits", "printed"), [((400, 665), 0.082, 6, 3.1), ((500, 2000), 0.04, 5, 1.6)]
+)
+def test_rates_are_near_those_that_the_paper_prints(shape, keep, bits, printed):
+    """LeNet-300-100, as one layer, and fc6 of VGG-16, of fewer weights; with weights at random places."""
     rng = np.random.default_rng(0)
-    dense = rng.normal(size=1000).astype(np.float32)
-    dense[rng.permutation(1000)[260:]] = 0
-    array = SharedWeights.of_dense(dense.reshape(10, 100))
-    codes = (np.arange(260) % 63).astype(np.uint16)
-    rate = rates({"W3": array.shared(np.sort(rng.normal(size=63)).astype(np.float32), codes)}, {}).layers[0]
-    assert rate.bits(rate.weight.plain) == 6 and rate.bits(rate.index.plain) == 5
-    assert rate.percent == pytest.approx(15.7, abs=0.6)
+    array = SharedWeights.of_dense((rng.random(shape) < keep).astype(np.float32))
+    clusters = 2**bits - 1
+    codes = rng.integers(0, clusters, len(array.places)).astype(np.uint16)
+    shared = array.shared(np.linspace(-1, 1, clusters, dtype=np.float32), codes)
+    rate = rates({"W1": shared}, {}).layers[0]
+    assert rate.bits(rate.weight.plain) == bits and rate.bits(rate.index.plain) == 5
+    assert rate.percent == pytest.approx(printed, abs=0.15)
+    without_fillers = 100 * (bits + 5) * rate.kept / (32 * rate.weights)
+    assert without_fillers < printed - 0.25
 
 
 @pytest.mark.parametrize(
