@@ -1,4 +1,4 @@
-"""A sparse matrix whose weights share the numbers of a codebook, row by row, as kernels/sparse/csr.cuh reads it."""
+"""A sparse matrix whose weights share the numbers of a codebook, as kernels/sparse/csr.cuh reads it."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ class SparseProduct(Work):
     def kernel(self, kernels: Kernels, file: str, name: str, **constants: int) -> Kernel:
         """Return a kernel of kernels/sparse for this matrix and activation."""
         index = "index16" if self.W.columns.dtype == np.uint16 else "index32"
-        chosen = {"COLUMN": index, "ACTIVATION": self.activation, **constants}
-        return kernels.kernel(f"sparse/{file}", name, **chosen)
+        chosen = {"COLUMN": index, "ACTIVATION": self.activation}
+        return kernels.kernel(f"sparse/{file}", name, **chosen, **constants)
 
     @property
     def rows(self) -> tuple[Argument, ...]:
@@ -198,14 +198,14 @@ def _bind_lanes(kernels: Kernels, work: SparseProduct) -> Launch:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How csr_tile cuts a product: tiles of ``width`` columns and of ``at_once`` samples, rows in ``shares``."""
+    """How csr_tile cuts a product: tiles of ``width`` columns, rows in ``shares``, samples in ``groups``."""
 
     at_once: int
+    """Samples of a group."""
     width: int
     tiles: int
     shares: int
     groups: int
-    """Groups of ``at_once`` samples."""
 
     @property
     def shared(self) -> int:

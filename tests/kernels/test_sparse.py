@@ -49,7 +49,7 @@ WEIGHTS = [
     Weights(300, 784, (0.08,)),
     Weights(2, 70001, (0.01, 0.2)),
 ]
-"""One row; rows of all columns, of one entry, and empty ones; primes; nothing left; more inputs than uint16 counts."""
+"""One row; full, empty and short rows; primes; nothing left; more inputs than uint16 counts."""
 
 SAMPLES = (1, 2, 8, 9, 33, 64, 65)
 
