@@ -68,7 +68,7 @@ LAYERS = {
 
 BATCHES = (1, 64)
 ROUNDS = 20
-SHARED_THREADS = (512, 1024)
+SHARED_THREADS = (256, 512, 1024)
 """Threads of a block, where a sample is in shared memory."""
 
 DENSE = (("tiled", "float32"), ("mma", "float32"), ("wgmma", "float32"), ("wgmma", "bf16"))
@@ -140,10 +140,17 @@ def sparse_ways(
     for version in ("thread", "warp", "vector") if few else ("vector", "lanes", "tile"):
         works = [SparseProduct(Y, X, W, version=version) for W in matrices]
         yield version, Contender([partial(work.on_device, kernels) for work in works], csr.nbytes, "sparse")
-    for threads in SHARED_THREADS if few else ():
-        works = [SparseProduct(Y, X, W) for W in matrices]
-        binds = [partial(bind_shared, kernels, work, threads) for work in works]
-        yield f"shared, {threads} threads", Contender(binds, csr.nbytes, "sparse")
+    if few:
+        yield "shared", _shared(kernels, [SparseProduct(Y, X, W) for W in matrices], 512)
+        spread = csr.spread()
+        works = [SparseProduct(Y, X, SparseMatrix.from_host(library.driver, spread)) for _ in matrices]
+        for threads in SHARED_THREADS:
+            yield f"shared, spread, {threads} threads", _shared(kernels, works, threads)
+
+
+def _shared(kernels: Kernels, works: Sequence[SparseProduct], threads: int) -> Contender:
+    binds = [partial(bind_shared, kernels, work, threads) for work in works]
+    return Contender(binds, works[0].W.csr.nbytes, "sparse")
 
 
 def dense_ways(

@@ -6,7 +6,6 @@
 // In all kernels blockIdx.y is the sample.
 
 #include "csr.cuh"
-#include "async_copies.cuh"
 
 // Naive: a thread a row. Lanes walk through different rows, so each of their loads is a transaction of its own, and
 // a warp takes as long as its longest row.
@@ -119,32 +118,20 @@ struct Ring {
     }
 };
 
-// Starts a copy of a sample to shared memory; finish_copy and a barrier of the block must follow.
-__device__ inline void start_copy(AsyncCopies &copies, real *to, const real *from, int count)
+// Starts a copy of a sample to shared memory.
+__device__ inline void start_copy(Copies &copies, real *to, const real *from, int count)
 {
-#if defined(PYRT_EMULATED) || __CUDA_ARCH__ >= 800
-    if ((size_t)from % 16 == 0) {
+    if ((size_t)from % 16 == 0)
         for (int i = 4 * threadIdx.x; i < count; i += 4 * blockDim.x)
             copies.start<16>(to + i, from + i, min(4, count - i));
-    } else {
+    else
         for (int i = threadIdx.x; i < count; i += blockDim.x)
             copies.start<4>(to + i, from + i, 1);
-    }
     copies.end_group();
-#else
-    for (int i = threadIdx.x; i < count; i += blockDim.x)
-        to[i] = from[i];
-#endif
 }
 
-__device__ inline void finish_copy(AsyncCopies &copies)
-{
-#if defined(PYRT_EMULATED) || __CUDA_ARCH__ >= 800
-    copies.wait<0>();
-#endif
-}
-
-// The sample in shared memory, where lanes that look up 32 places meet in few banks; and several chunks of each lane
+// The sample in shared memory, where a look-up by 32 lanes takes as many turns as lanes meet in a bank: 3.4 on
+// average, or 1.5 if entries are spread over the banks (Csr.spread in nn/launch/csr.py). And several chunks of each lane
 // on their way, the first ones before the kernel before this one is done: no kernel writes W.
 //
 // Block of whole warps, at most 1024 threads; grid x: any, one block a multiprocessor is best. `parts` warps share a
@@ -169,10 +156,10 @@ csr_shared(int units, int inputs, int parts, const int *starts, const int *unit_
     copy_codebook(book, codebook);
 
     wait_for_previous_kernel();
-    AsyncCopies copies;
+    Copies copies;
     start_copy(copies, x, X + (offset)blockIdx.y * inputs, inputs);
     Row next = row_of(r + stride);
-    finish_copy(copies);
+    copies.wait<0>();
     __syncthreads();
 
     real *y = Y + (offset)blockIdx.y * units;

@@ -7,6 +7,7 @@
 // and what is there to fill them up are columns and codes that exist.
 #pragma once
 
+#include "async_copies.cuh"
 #include "common.cuh"
 #include "nn/activations.cuh"
 
@@ -17,6 +18,25 @@ typedef unsigned char code;
 const int CODES = 256;  // floats of a codebook
 const int CHUNK = 8;    // neighbouring entries that a lane loads together
 const unsigned ALL_LANES = 0xffffffff;
+
+// AsyncCopies where the device has them, or else copies that are done at once.
+#if defined(PYRT_EMULATED) || __CUDA_ARCH__ >= 800
+typedef AsyncCopies Copies;
+#else
+struct Copies {
+    template <int BYTES>
+    __device__ void start(float *target, const float *source, int inside)
+    {
+        for (int i = 0; i < BYTES / 4; i++)
+            target[i] = i < inside ? source[i] : 0;
+    }
+    __device__ void end_group() {}
+    template <int PENDING>
+    __device__ void wait()
+    {
+    }
+};
+#endif
 
 // The entries of a row, from `first` to before `last`.
 struct Row {

@@ -58,10 +58,13 @@ struct alignas(16) Wide {
     real of[WIDE];
 };
 
-// An entry whose weight is looked up, and whose column is a place in the tile.
-struct alignas(8) Entry {
+// Two entries whose weights are looked up, and whose columns are places in the tile.
+struct Entry {
     int place;
     real weight;
+};
+struct alignas(16) Pair {
+    Entry of[2];
 };
 
 // Column and code of an entry as they were read.
@@ -85,13 +88,24 @@ __device__ inline void fill_tile(real *tile, const real *X, int samples, int inp
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int pieces = (width + 7) / 8 * (SAMPLES / 4);
     const int sample = blockIdx.z * SAMPLES;
-#pragma unroll 8
+    Copies copies;
     for (int piece = warp; piece < pieces; piece += WARPS) {
         const int column = piece / (SAMPLES / 4) * 8 + lane % 8, s = piece % (SAMPLES / 4) * 4 + lane / 8;
         const bool there = first + column < inputs && sample + s < samples;
+        const real *from = there ? X + ((offset)(sample + s) * inputs + first + column) : X;
         if (column < width)
-            tile[column * PITCH + s] = there ? X[(offset)(sample + s) * inputs + first + column] : 0;
+            copies.start<4>(tile + column * PITCH + s, from, there);
     }
+    copies.end_group();
+    copies.wait<0>();
+}
+
+__device__ inline void add(Wide &sum, Entry entry, const real *numbers)
+{
+    const Wide x = *(const Wide *)(numbers + entry.place);
+#pragma unroll
+    for (int j = 0; j < WIDE; j++)
+        sum.of[j] += entry.weight * x.of[j];
 }
 
 // Adds up what groups of lanes have of the same samples; each lane keeps one sample's sum: `sample_of`. In the first
@@ -129,7 +143,7 @@ csr_tile(int samples, int inputs, int units, int width, const int *cuts, const C
     wait_for_previous_kernel();
     extern __shared__ __align__(16) real tile[];
     __shared__ real book[CODES];
-    __shared__ Entry staged[WARPS][WARP];
+    __shared__ Pair staged[WARPS][WARP / 2];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = blockIdx.x * width;
     copy_codebook(book, codebook);
     fill_tile(tile, X, samples, inputs, first, width);
@@ -151,17 +165,16 @@ csr_tile(int samples, int inputs, int units, int width, const int *cuts, const C
             Wide sum = {};
             do {
                 const int entries = min(WARP, last - at);
-                staged[warp][lane] = {(read.column - first) * PITCH, book[read.number]};
+                staged[warp][lane / 2].of[lane % 2] = {(read.column - first) * PITCH, book[read.number]};
                 __syncwarp();
                 at += WARP;
                 read = at < last ? read_entry(columns, codes, at, last) : read_entry(columns, codes, next, next_last);
-#pragma unroll 4
-                for (int i = lane / GROUP; i < entries; i += AT_ONCE) {
-                    const Entry entry = staged[warp][i];
-                    const Wide x = *(const Wide *)(numbers + entry.place);
-#pragma unroll
-                    for (int j = 0; j < WIDE; j++)
-                        sum.of[j] += entry.weight * x.of[j];
+#pragma unroll 2
+                for (int i = lane / GROUP; 2 * i < entries; i += AT_ONCE) {
+                    const Pair pair = staged[warp][i];
+                    add(sum, pair.of[0], numbers);
+                    if (2 * i + 1 < entries)
+                        add(sum, pair.of[1], numbers);
                 }
                 __syncwarp();
             } while (at < last);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,9 @@ CHUNK = 8
 MOST_WEIGHTS = 2**30
 """Places of entries are int32, and kernels look a little beyond the last."""
 
+BANKS = LANES = 32
+"""Of shared memory, a float each; of a warp."""
+
 SHORT_INDEX = 65536
 """Columns up to which an index into them takes 2 bytes."""
 
@@ -31,9 +34,10 @@ class Csr:
     shape: (units, inputs) of W
     starts: (units + 1,) int32; row r has the entries ``starts[r]`` to ``starts[r + 1]``
     unit_of: (units,) int32, the row of W that row r is
-    columns: (entries,) uint16, or int32 for more than 65536 inputs; ascending within a row
+    columns: (entries,) uint16, or int32 for more than 65536 inputs
     codes: (entries,) uint8, indices into the codebook; entries are filled up to a multiple of 8 with zeros
     codebook: (256,) float32, filled up with zeros
+    ascending: whether the columns of each row ascend, as in what `csr_of` makes
     """
 
     shape: tuple[int, int]
@@ -42,6 +46,7 @@ class Csr:
     columns: np.ndarray
     codes: np.ndarray
     codebook: np.ndarray
+    ascending: bool = True
 
     @property
     def weights(self) -> int:
@@ -62,14 +67,34 @@ class Csr:
     def cuts(self, width: int) -> np.ndarray:
         """Cut each row where tiles of so many columns end: (tiles + 1, units) int32.
 
-        Of row r the entries ``cuts[t, r]`` to ``cuts[t + 1, r]`` lie in tile t.
+        Of row r the entries ``cuts[t, r]`` to ``cuts[t + 1, r]`` lie in tile t. Raises ValueError for rows
+        that do not ascend.
         """
+        if not self.ascending:
+            raise ValueError("csr: rows that are spread over banks have no tiles")
         units, inputs = self.shape
         tiles = -(-inputs // width)
         tile = self.columns[: self.weights].astype(np.int64) // width
         counts = np.bincount(tile * units + self.rows, minlength=tiles * units).reshape(tiles, units)
         first = self.starts[None, :-1]
         return np.concatenate([first, first + counts.cumsum(axis=0)]).astype(np.int32)
+
+    def spread(self) -> Csr:
+        """Reorder the entries of each row, so that the lanes of a warp look up inputs in different banks.
+
+        Lanes that look up their j-th entries at once get entries of neighbouring turns: first an entry of
+        each bank, then another one, and so on. At 4% of 25088 inputs a look-up then takes 1.5 turns of shared
+        memory in place of 3.4.
+        """
+        row, bank = self.rows, self.columns[: self.weights].astype(np.int64) % BANKS
+        place = np.arange(self.weights) - self.starts[row] // CHUNK * CHUNK
+        block, within = np.divmod(place, LANES * CHUNK)
+        read = within % CHUNK * LANES + within // CHUNK + block * (LANES * CHUNK)
+        order = np.empty(self.weights, np.int64)
+        order[_sorted(row, read)] = _sorted(row, _turns(row * BANKS + bank) * BANKS + bank)
+        columns, codes = self.columns.copy(), self.codes.copy()
+        columns[: self.weights], codes[: self.weights] = columns[order], codes[order]
+        return replace(self, columns=columns, codes=codes, ascending=False)
 
     def dense(self) -> np.ndarray:
         """Return W, float32."""
@@ -114,6 +139,21 @@ def _in_order(lengths: np.ndarray, unit_of: np.ndarray, starts: np.ndarray) -> n
     """Return where each entry of the sorted rows comes from."""
     before = np.concatenate([[0], lengths.cumsum()])[unit_of]
     return np.repeat(before - starts[:-1], lengths[unit_of]) + np.arange(starts[-1])
+
+
+def _sorted(row: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Return the order that sorts entries by row, and then by key."""
+    return np.argsort(row * (key.max(initial=0) + 1) + key, kind="stable")
+
+
+def _turns(kind: np.ndarray) -> np.ndarray:
+    """Count for each entry those before it of the same kind."""
+    order = np.argsort(kind, kind="stable")
+    counts = np.bincount(kind)
+    first = np.repeat(counts.cumsum() - counts, counts)
+    turns = np.empty(len(kind), np.int64)
+    turns[order] = np.arange(len(kind)) - first
+    return turns
 
 
 def _filled(entries: np.ndarray) -> np.ndarray:

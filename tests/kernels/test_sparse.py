@@ -194,6 +194,40 @@ def test_packing_is_what_loops_find(rng):
         assert np.diff(cuts[:, r]).tolist() == inside and cuts[0, r] == csr.starts[r]
 
 
+def turns(csr: Csr) -> float:
+    """Count the turns of shared memory that look-ups of inputs take in csr_shared, on average."""
+    counts = []
+    for r in range(csr.shape[0]):
+        first, last = csr.starts[r : r + 2]
+        for block in range(first // 8 * 8, last, 256):
+            for j in range(8):
+                at = block + j + 8 * np.arange(32)
+                banks = csr.columns[at[(at >= first) & (at < last)]] % 32
+                counts.append(np.bincount(banks, minlength=1).max())
+    return np.mean(counts)
+
+
+def test_spread_entries_are_the_same_and_meet_in_fewer_banks(rng):
+    csr = Weights(40, 25088, (0.04, 0.01)).csr(rng)
+    spread = csr.spread()
+    assert np.array_equal(spread.dense(), csr.dense()) and np.array_equal(spread.starts, csr.starts)
+    assert turns(spread) < 1.6 and turns(csr) > 3
+
+
+@pytest.mark.parametrize("version", ["auto", "vector", "lanes"])
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+def test_spread_entries(kernels, device, rng, weights, version):
+    csr = weights.csr(rng).spread()
+    X = rng.normal(0, 1, (3, weights.inputs)).astype(np.float32)
+    check(device, kernels, make(device, csr, X, version=version), X)
+
+
+def test_spread_entries_have_no_tiles(kernels, device, rng):
+    csr = Weights(3, 5, (1.0,)).csr(rng).spread()
+    with pytest.raises(ValueError, match="spread over banks have no tiles"):
+        make(device, csr, np.ones((9, 5), np.float32)).on_device(kernels)
+
+
 def test_bytes_are_three_a_weight(rng):
     csr = Weights(50, 600, (0.2,)).csr(rng)
     assert csr.nbytes == 3 * csr.weights + 4 * 51 + 4 * 50 + 1024
