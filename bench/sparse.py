@@ -3,11 +3,12 @@
     python3 -m bench sparse
     python3 bench/sparse.py fc6 fc7               some of the layers
 
-Random weights of which some are left, with random codes; normal inputs, one sample and 64. Results are
-compared with float64 first, and what is wrong ends in exit code 1. Each product is timed twice: on copies of
-the weights in turns, so many that no cache holds them, and on one copy, which a cache may hold. Beside it:
-the bytes that it must read and write, the time of those at the rate of a large copy, and the first time in
-units of that. cuSPARSE and cuBLAS run in PyTorch (bench/baselines/torch_sparse.py), in the same two ways.
+Random weights of which some are left, with random codes; normal inputs, one sample and 64. Beside the sparse
+products: the dense weights in float32, bf16, signed bytes and signs. Results are compared with float64 first,
+and what is wrong ends in exit code 1. Each product is timed twice: on copies of the weights in turns, so many
+that no cache holds them, and on one copy, which a cache may hold. Beside it: the bytes that it must read and
+write, the time of those at the rate of a large copy, and the first time in units of that. cuSPARSE and cuBLAS
+run in PyTorch (bench/baselines/torch_sparse.py), in the same two ways.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from tabulate import tabulate
 from bench.nets import baseline
 from bench.program import WrongResult, require_gpu, start
 from bench.timing import Times, alternate, repetition
+from nn.launch.binary import BinaryProduct, binarise
 from nn.launch.csr import Csr, SparseMatrix, csr_of
 from nn.launch.gemm import gemm
 from nn.launch.gemm.components import Components, Split
 from nn.launch.gemm.layer import component_product
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import runs_gemm
+from nn.launch.int8 import Int8Product, quantise
 from nn.launch.kernels import Kernels
+from nn.launch.quantised import QuantisedProduct, QuantisedRows
 from nn.launch.sparse import FEW, SparseProduct, bind_shared
 from nn.launch.take_columns import TakeColumns
 from pyrt.arguments import Parser
@@ -86,8 +90,8 @@ BEYOND_CACHES = 200e6
 MOST_COPIES = 64
 """Where more would be needed, weights are always in a cache."""
 
-TOLERANCES = {"sparse": 1e-5, "float32": 3e-5, "bf16": 2e-2}
-"""Relative max norm of the error above which a result is wrong, not inexact."""
+TOLERANCES = {"sparse": 1e-5, "float32": 3e-5, "bf16": 2e-2, "int8": 5e-2, "binary": math.inf}
+"""Relative max norm of the error above which a result is wrong, not inexact; signs alone say nothing here."""
 
 
 class Arrays:
@@ -170,6 +174,26 @@ def dense_ways(
             yield f"dense, {version}, {accuracy}", Contender(binds, itemsize * host.size, accuracy)
 
 
+def few_bits_ways(
+    library: KernelLibrary, csr: Csr, X: DeviceArray, Y: DeviceArray
+) -> Iterator[tuple[str, Contender]]:
+    """Yield the products of the dense weights as signed bytes, and as signs."""
+    kernels, driver, host = Kernels(library, np.float32), library.driver, csr.dense()
+    ways: dict[str, tuple[type[QuantisedProduct], Callable[[np.ndarray], Quantised]]]
+    ways = {"int8": (Int8Product, quantise), "binary": (BinaryProduct, binarise)}
+    for name, (product, pack) in ways.items():
+        numbers, scales = pack(host)
+        binds: list[Bind] = []
+        for _ in range(copies(numbers.nbytes)):
+            W = QuantisedRows.from_host(driver, host.shape[1], numbers, scales)
+            binds.append(partial(product(Y, X, W).on_device, kernels))
+        yield name, Contender(binds, numbers.nbytes + scales.nbytes, name)
+
+
+Quantised = tuple[np.ndarray, np.ndarray]
+"""Numbers and scales of rows."""
+
+
 def dense(kernels: Kernels, product: Product) -> Launch:
     """Bind a dense product as inference has it: where it reads components, those of W are there."""
     if kernels.gemm_version != "wgmma":
@@ -222,7 +246,11 @@ def rows(clock: StreamClock, library: KernelLibrary, arrays: Arrays, bytes_a_us:
     exact = arrays.exact()
     errors: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {}
-    ways = dict(sparse_ways(library, arrays.csr, X, Y)) | dict(dense_ways(library, arrays.csr, X, Y))
+    ways = {
+        name: way
+        for kind in (sparse_ways, dense_ways, few_bits_ways)
+        for name, way in kind(library, arrays.csr, X, Y)
+    }
     for name, way in ways.items():
         launches = [bind() for bind in way.binds]
         errors[name] = error(clock, launches[-1], Y, exact)

@@ -51,12 +51,13 @@ def test_every_way_is_checked_and_timed(
     if batch <= 32:  # where others are faster in float32
         dense.remove(("wgmma", "float32"))
     runs = [way for way in dense if runs_gemm(way[0], clock.driver.architecture)]
-    names += [f"dense, {version}, {accuracy}" for version, accuracy in runs]
+    names += [*(f"dense, {version}, {accuracy}" for version, accuracy in runs), "int8", "binary"]
     assert [row[0] for row in found] == names
     for name, memory, _, one, _, floor, ratio, moved, error in found:
         assert memory > 0 and one > 0 and ratio == pytest.approx(memory / floor), name
-        assert 0 < error < (2e-2 if "bf16" in str(name) else 1e-6), name
-        weights = 45 * 67 * 0.3 * 3 if "dense" not in str(name) else 45 * 67 * 2
+        limit = {"dense, wgmma, bf16": 2e-2, "int8": 3e-2, "binary": 2}.get(name, 1e-6)
+        assert 0 < error < limit, name
+        weights = {"int8": 45 * 67, "binary": 45 * 67 / 8}.get(name, 45 * 67 * 0.3 * 3)
         assert moved > 1e-6 * 0.8 * weights
 
 
