@@ -77,43 +77,47 @@ extern "C" __global__ void csr_vector(int units, int inputs, const int *starts, 
 
 const int AHEAD = sizeof(COLUMN) == 2 ? 4 : 2;  // chunks of a lane that are on their way, as registers allow
 
-// The chunks of a row that a lane takes: they begin `step` entries apart.
+// The chunks that a lane takes of one row after another: in each they begin `step` entries apart, at `place` entries
+// from the row's first chunk.
 struct Ring {
     const COLUMN *columns;
     const code *codes;
-    int at, step;
-    Row row;
+    int place, step;
     Chunk chunks[AHEAD];
 
-    // Asks for the first chunks of a row, the lane's own from the `place`-th on.
-    __device__ void begin(Row next, int place)
+    __device__ int begin(Row row) const { return row.first / CHUNK * CHUNK + place; }
+
+    __device__ void ask(int i, int at, Row row)
     {
-        row = next;
-        at = row.first / CHUNK * CHUNK + place * CHUNK;
+        if (at < row.last)
+            chunks[i] = read_chunk(columns, codes, at);
+    }
+
+    __device__ void ask_first(Row row)
+    {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            ask(i, at + i * step);
+            ask(i, begin(row) + i * step, row);
     }
 
-    __device__ void ask(int i, int where)
-    {
-        if (where < row.last)
-            chunks[i] = read_chunk(columns, codes, where);
-    }
-
-    // The lane's part of the row's sum. Each chunk that is used makes room for one that is asked for.
-    __device__ real sum(const real *book, const real *x)
+    // The lane's part of a row's sum. Each chunk that is used makes room for one that is asked for: of this row or, when
+    // none of the warp's lanes has more of it, of the next row.
+    __device__ real sum(Row row, Row next, const real *book, const real *x)
     {
         real sum = 0;
-        while (at < row.last) {
+        int at = begin(row);
+        bool ends;
+        do {
+            ends = at - int(threadIdx.x % WARP) * CHUNK + AHEAD * step >= row.last;
+            const Row then = ends ? next : row;
+            int asked = ends ? begin(next) : at + AHEAD * step;
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++, at += step)
-                if (at < row.last) {
-                    const Chunk chunk = chunks[i];
-                    ask(i, at + AHEAD * step);
-                    sum = add_chunk(sum, chunk, at, row, book, x);
-                }
-        }
+            for (int i = 0; i < AHEAD; i++, at += step, asked += step) {
+                if (at < row.last)
+                    sum = add_chunk(sum, chunks[i], at, row, book, x);
+                ask(i, asked, then);
+            }
+        } while (!ends);
         return sum;
     }
 };
@@ -151,8 +155,9 @@ csr_shared(int units, int inputs, int parts, const int *starts, const int *unit_
     const int stride = rows * gridDim.x, rounds = (units + stride - 1) / stride;
     int r = warp / parts * gridDim.x + blockIdx.x;
     const auto row_of = [=](int r) { return r < units ? Row{starts[r], starts[r + 1]} : Row{0, 0}; };
-    Ring ring = {columns, codes, 0, parts * WARP * CHUNK};
-    ring.begin(row_of(r), part * WARP + lane);
+    Ring ring = {columns, codes, (part * WARP + lane) * CHUNK, parts * WARP * CHUNK};
+    Row row = row_of(r);
+    ring.ask_first(row);
     copy_codebook(book, codebook);
 
     wait_for_previous_kernel();
@@ -164,8 +169,8 @@ csr_shared(int units, int inputs, int parts, const int *starts, const int *unit_
 
     real *y = Y + (offset)blockIdx.y * units;
     for (int round = 0; round < rounds; round++, r += stride) {
-        real sum = ring.sum(book, x);
-        ring.begin(next, part * WARP + lane);
+        real sum = ring.sum(row, next, book, x);
+        row = next;
         next = row_of(r + 2 * stride);
         sum = warp_sum(sum);
         if (parts > 1) {

@@ -86,9 +86,9 @@ def test_random_numbers(kernels, device, rng, size, samples, version):
 @pytest.mark.parametrize("version", VERSIONS, ids="-".join)
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 def test_small(kernels, device, rng, activation, version):
-    """Without a bias; more steps along k than an mma block has on their way."""
-    W = rng.normal(0, 0.1, (19, 450)).astype(np.float32)
-    X = rng.normal(0, 1, (10, 450)).astype(np.float32)
+    """Without a bias; several tiles along k, and more steps than are on their way."""
+    W = rng.normal(0, 0.1, (19, 1100)).astype(np.float32)
+    X = rng.normal(0, 1, (10, 1100)).astype(np.float32)
     work = make(device, version[0], W, X, None, activation, version[1])
     check(device, kernels, work, exact(version[0], W, X))
 
