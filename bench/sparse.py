@@ -146,10 +146,10 @@ def sparse_ways(
         yield version, Contender([partial(work.on_device, kernels) for work in works], csr.nbytes, "sparse")
     if few:
         yield "shared", _shared(kernels, [SparseProduct(Y, X, W) for W in matrices], 512)
-        spread = csr.spread()
-        works = [SparseProduct(Y, X, SparseMatrix.from_host(library.driver, spread)) for _ in matrices]
+        interleaved = csr.interleaved()
+        works = [SparseProduct(Y, X, SparseMatrix.from_host(library.driver, interleaved)) for _ in matrices]
         for threads in SHARED_THREADS:
-            yield f"shared, spread, {threads} threads", _shared(kernels, works, threads)
+            yield f"shared, interleaved, {threads} threads", _shared(kernels, works, threads)
 
 
 def _shared(kernels: Kernels, works: Sequence[SparseProduct], threads: int) -> Contender:

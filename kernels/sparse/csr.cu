@@ -51,7 +51,7 @@ extern "C" __global__ void csr_warp(int units, int inputs, const int *starts, co
 }
 
 // Vector loads: a lane takes 8 neighbouring entries by loads of 16 and 8 bytes, so that few loads keep many bytes on
-// their way. Chunks begin at multiples of 8 entries, rows anywhere: what lies beside the row is not added.
+// their way. Octets begin at multiples of 8 entries, rows anywhere: what lies beside the row is not added.
 //
 // Launch and shared memory as csr_warp.
 extern "C" __global__ void csr_vector(int units, int inputs, const int *starts, const int *unit_of,
@@ -68,29 +68,29 @@ extern "C" __global__ void csr_vector(int units, int inputs, const int *starts, 
     const real *x = X + (offset)blockIdx.y * inputs;
     const Row row = {starts[r], starts[r + 1]};
     real sum = 0;
-    for (int at = row.first / CHUNK * CHUNK + threadIdx.x * CHUNK; at < row.last; at += WARP * CHUNK)
-        sum = add_chunk(sum, read_chunk(columns, codes, at), at, row, book, x);
+    for (int at = row.first / OCTET * OCTET + threadIdx.x * OCTET; at < row.last; at += WARP * OCTET)
+        sum = add_octet(sum, read_octet(columns, codes, at), at, row, book, x);
     sum = warp_sum(sum);
     if (threadIdx.x == 0)
         Y[(offset)blockIdx.y * units + unit_of[r]] = output(sum, bias, unit_of[r]);
 }
 
-const int AHEAD = sizeof(COLUMN) == 2 ? 4 : 2;  // chunks of a lane that are on their way, as registers allow
+const int AHEAD = sizeof(COLUMN) == 2 ? 4 : 2;  // octets of a lane that are on their way, as registers allow
 
-// The chunks that a lane takes of one row after another: in each they begin `step` entries apart, at `place` entries
-// from the row's first chunk.
+// The octets that a lane takes of one row after another: in each they begin `step` entries apart, at `place` entries
+// from the row's first octet.
 struct Ring {
     const COLUMN *columns;
     const code *codes;
     int place, step;
-    Chunk chunks[AHEAD];
+    Octet octets[AHEAD];
 
-    __device__ int begin(Row row) const { return row.first / CHUNK * CHUNK + place; }
+    __device__ int begin(Row row) const { return row.first / OCTET * OCTET + place; }
 
     __device__ void ask(int i, int at, Row row)
     {
         if (at < row.last)
-            chunks[i] = read_chunk(columns, codes, at);
+            octets[i] = read_octet(columns, codes, at);
     }
 
     __device__ void ask_first(Row row)
@@ -100,7 +100,7 @@ struct Ring {
             ask(i, begin(row) + i * step, row);
     }
 
-    // The lane's part of a row's sum. Each chunk that is used makes room for one that is asked for: of this row or, when
+    // The lane's part of a row's sum. Each octet that is used makes room for one that is asked for: of this row or, when
     // none of the warp's lanes has more of it, of the next row.
     __device__ real sum(Row row, Row next, const real *book, const real *x)
     {
@@ -108,13 +108,13 @@ struct Ring {
         int at = begin(row);
         bool ends;
         do {
-            ends = at - int(threadIdx.x % WARP) * CHUNK + AHEAD * step >= row.last;
+            ends = at - int(threadIdx.x % WARP) * OCTET + AHEAD * step >= row.last;
             const Row then = ends ? next : row;
             int asked = ends ? begin(next) : at + AHEAD * step;
 #pragma unroll
             for (int i = 0; i < AHEAD; i++, at += step, asked += step) {
                 if (at < row.last)
-                    sum = add_chunk(sum, chunks[i], at, row, book, x);
+                    sum = add_octet(sum, octets[i], at, row, book, x);
                 ask(i, asked, then);
             }
         } while (!ends);
@@ -135,7 +135,7 @@ __device__ inline void start_copy(Copies &copies, real *to, const real *from, in
 }
 
 // The sample in shared memory, where a look-up by 32 lanes takes as many turns as lanes meet in a bank: 3.4 on
-// average, or 1.5 if entries are spread over the banks (Csr.spread in nn/launch/csr.py). And several chunks of each lane
+// average, or 1.5 if entries are interleaved (Csr.interleaved in nn/launch/csr.py). And several octets of each lane
 // on their way, the first ones before the kernel before this one is done: no kernel writes W.
 //
 // Block of whole warps, at most 1024 threads; grid x: any, one block a multiprocessor is best. `parts` warps share a
@@ -155,7 +155,7 @@ csr_shared(int units, int inputs, int parts, const int *starts, const int *unit_
     const int stride = rows * gridDim.x, rounds = (units + stride - 1) / stride;
     int r = warp / parts * gridDim.x + blockIdx.x;
     const auto row_of = [=](int r) { return r < units ? Row{starts[r], starts[r + 1]} : Row{0, 0}; };
-    Ring ring = {columns, codes, (part * WARP + lane) * CHUNK, parts * WARP * CHUNK};
+    Ring ring = {columns, codes, (part * WARP + lane) * OCTET, parts * WARP * OCTET};
     Row row = row_of(r);
     ring.ask_first(row);
     copy_codebook(book, codebook);

@@ -3,7 +3,7 @@
 // W (units, inputs) lies row by row, without the weights that are zero. Row r has the entries starts[r] to
 // starts[r + 1]: of each the column, an index into `columns`, and a code. Its weight is codebook[code]: many entries
 // share one float. So an entry takes 3 bytes if there are at most 65536 columns, and else 5. Rows are sorted, the
-// longest first: unit_of[r] is the unit that row r belongs to. Arrays of entries end at a multiple of CHUNK of them,
+// longest first: unit_of[r] is the unit that row r belongs to. Arrays of entries end at a multiple of OCTET of them,
 // and what is there to fill them up are columns and codes that exist.
 #pragma once
 
@@ -16,7 +16,7 @@ typedef int index32;
 typedef unsigned char code;
 
 const int CODES = 256;  // floats of a codebook
-const int CHUNK = 8;    // neighbouring entries that a lane loads together
+const int OCTET = 8;    // neighbouring entries that a lane loads together
 const unsigned ALL_LANES = 0xffffffff;
 
 // AsyncCopies where the device has them, or else copies that are done at once.
@@ -66,8 +66,8 @@ __device__ inline void copy_codebook(real *book, const real *codebook)
 
 __device__ inline unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// CHUNK entries as they lie in memory: one load of 16 bytes, or two, and one of 8.
-struct Chunk {
+// OCTET entries as they lie in memory: one load of 16 bytes, or two, and one of 8.
+struct Octet {
     uint4 columns[sizeof(COLUMN) / 2];
     uint2 codes;
 
@@ -82,23 +82,23 @@ struct Chunk {
 };
 
 // Entries never change while a network runs, so they may be read before the kernel before this one is done.
-__device__ inline Chunk read_chunk(const COLUMN *columns, const code *codes, int at)
+__device__ inline Octet read_octet(const COLUMN *columns, const code *codes, int at)
 {
-    Chunk chunk;
+    Octet octet;
 #pragma unroll
     for (int i = 0; i < int(sizeof(COLUMN) / 2); i++)
-        chunk.columns[i] = __ldg((const uint4 *)(columns + at) + i);
-    chunk.codes = __ldg((const uint2 *)(codes + at));
-    return chunk;
+        octet.columns[i] = __ldg((const uint4 *)(columns + at) + i);
+    octet.codes = __ldg((const uint2 *)(codes + at));
+    return octet;
 }
 
-// Adds the chunk's products to a sum; it begins at entry `at`. Entries of other rows are looked up too, since that is
+// Adds the octet's products to a sum; it begins at entry `at`. Entries of other rows are looked up too, since that is
 // quicker than to branch, but not added.
-__device__ inline real add_chunk(real sum, const Chunk &chunk, int at, Row row, const real *book, const real *x)
+__device__ inline real add_octet(real sum, const Octet &octet, int at, Row row, const real *book, const real *x)
 {
 #pragma unroll
-    for (int j = 0; j < CHUNK; j++) {
-        const real more = sum + book[chunk.code_of(j)] * x[chunk.column(j)];
+    for (int j = 0; j < OCTET; j++) {
+        const real more = sum + book[octet.code_of(j)] * x[octet.column(j)];
         sum = at + j >= row.first && at + j < row.last ? more : sum;
     }
     return sum;

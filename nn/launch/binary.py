@@ -21,7 +21,7 @@ FEW = 8
 """Samples up to which W is read for each of them anew."""
 
 _WORD = 32  # signs
-_CHUNK = 4  # words that a lane loads together; rows are filled up to a multiple
+_VECTOR = 4  # words that a lane loads together; rows are filled up to a multiple
 _SIDE = 32  # units and samples of a block of binary_tile
 _ACROSS = 16  # threads along a side
 
@@ -33,7 +33,7 @@ def binarise(W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     to whole 4 words.
     """
     rows, columns = W.shape
-    bits = np.pad(W < 0, ((0, 0), (0, -columns % (_WORD * _CHUNK))))
+    bits = np.pad(W < 0, ((0, 0), (0, -columns % (_WORD * _VECTOR))))
     words = np.packbits(bits, axis=1, bitorder="little").view("<u4").astype(np.uint32)
     return words.reshape(rows, -1), np.abs(W).mean(axis=1, dtype=np.float64).astype(np.float32)
 

@@ -12,7 +12,7 @@ from pyrt.driver import Driver
 CODES = 256
 """Numbers that a codebook has room for: a code is a byte."""
 
-CHUNK = 8
+OCTET = 8
 """Entries that kernels load together: arrays of entries end at a multiple of it."""
 
 MOST_WEIGHTS = 2**30
@@ -71,7 +71,7 @@ class Csr:
         that do not ascend.
         """
         if not self.ascending:
-            raise ValueError("csr: rows that are spread over banks have no tiles")
+            raise ValueError("csr: rows that are interleaved have no tiles")
         units, inputs = self.shape
         tiles = -(-inputs // width)
         tile = self.columns[: self.weights].astype(np.int64) // width
@@ -79,7 +79,7 @@ class Csr:
         first = self.starts[None, :-1]
         return np.concatenate([first, first + counts.cumsum(axis=0)]).astype(np.int32)
 
-    def spread(self) -> Csr:
+    def interleaved(self) -> Csr:
         """Reorder the entries of each row, so that the lanes of a warp look up inputs in different banks.
 
         Lanes that look up their j-th entries at once get entries of neighbouring turns: first an entry of
@@ -87,9 +87,9 @@ class Csr:
         memory in place of 3.4.
         """
         row, bank = self.rows, self.columns[: self.weights].astype(np.int64) % BANKS
-        place = np.arange(self.weights) - self.starts[row] // CHUNK * CHUNK
-        block, within = np.divmod(place, LANES * CHUNK)
-        read = within % CHUNK * LANES + within // CHUNK + block * (LANES * CHUNK)
+        place = np.arange(self.weights) - self.starts[row] // OCTET * OCTET
+        block, within = np.divmod(place, LANES * OCTET)
+        read = within % OCTET * LANES + within // OCTET + block * (LANES * OCTET)
         order = np.empty(self.weights, np.int64)
         order[_sorted(row, read)] = _sorted(row, _turns(row * BANKS + bank) * BANKS + bank)
         columns, codes = self.columns.copy(), self.codes.copy()
@@ -157,8 +157,8 @@ def _turns(kind: np.ndarray) -> np.ndarray:
 
 
 def _filled(entries: np.ndarray) -> np.ndarray:
-    """Fill up with zeros to a multiple of `CHUNK`, one at least."""
-    length = max(1, -(-len(entries) // CHUNK)) * CHUNK
+    """Fill up with zeros to a multiple of `OCTET`, one at least."""
+    length = max(1, -(-len(entries) // OCTET)) * OCTET
     return np.concatenate([entries, np.zeros(length - len(entries), entries.dtype)])
 
 

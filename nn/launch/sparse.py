@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nn.launch.csr import CHUNK, CODES, SparseMatrix
+from nn.launch.csr import CODES, OCTET, SparseMatrix
 from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.shapes import MAX_GRID_Y, matrix_shape, require_shape
 from nn.launch.work import Compute, Work
@@ -172,13 +172,13 @@ def bind_shared(kernels: Kernels, work: SparseProduct, threads: int) -> Launch:
 def choose_parts(units: int, weights: int, warps: int, multiprocessors: int) -> int:
     """Choose how many warps share a row, a power of two.
 
-    As many as give all warps of the device a part of their own, as long as each lane has a chunk.
+    As many as give all warps of the device a part of their own, as long as each lane has a octet.
     """
     parts = 1
     while (
         2 * parts <= warps
         and 2 * parts * units <= multiprocessors * warps
-        and 2 * parts * units * _WARP * CHUNK <= weights
+        and 2 * parts * units * _WARP * OCTET <= weights
     ):
         parts *= 2
     return parts
@@ -226,11 +226,11 @@ def choose_tiles(kernels: Kernels, samples: int, inputs: int, units: int) -> Til
     driver = kernels.driver
     at_once = next((size for size in (8, 16) if samples <= size), _WARP)
     groups = blocks(samples, at_once)
-    most = max(1, (driver.shared_memory - _TILE_BYTES) // (4 * (at_once + _WIDE)) // CHUNK) * CHUNK
+    most = max(1, (driver.shared_memory - _TILE_BYTES) // (4 * (at_once + _WIDE)) // OCTET) * OCTET
     fewest = blocks(inputs, most)
     shares = max(1, min(driver.multiprocessors // (fewest * groups), blocks(units, _TILE_WARPS)))
     tiles = min(driver.multiprocessors // (shares * groups), blocks(inputs, _LEAST_WIDTH))
-    width = min(most, blocks(blocks(inputs, max(fewest, tiles)), CHUNK) * CHUNK)
+    width = min(most, blocks(blocks(inputs, max(fewest, tiles)), OCTET) * OCTET)
     return Tiles(at_once, width, blocks(inputs, width), shares, groups)
 
 

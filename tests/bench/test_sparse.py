@@ -46,7 +46,7 @@ def test_every_way_is_checked_and_timed(
     found = rows(clock, library, Arrays(LAYER, batch), rate(clock, library))
     names = list(mine)
     if batch == 1:
-        names += ["shared", *(f"shared, spread, {threads} threads" for threads in (256, 512, 1024))]
+        names += ["shared", *(f"shared, interleaved, {threads} threads" for threads in (256, 512, 1024))]
     dense = [("tiled", "float32"), ("mma", "float32"), ("wgmma", "float32"), ("wgmma", "bf16")]
     if batch <= 32:  # where others are faster in float32
         dense.remove(("wgmma", "float32"))
