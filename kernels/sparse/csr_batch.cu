@@ -82,15 +82,15 @@ __device__ inline Unread read_entry(const COLUMN *columns, const code *codes, in
 }
 
 // Copies the samples' columns first, first + 1, ... to the tile, `width` of them; what X does not have is 0. A warp
-// takes 8 columns of 4 samples: whole sectors of global memory, and no two lanes meet in a bank.
+// takes 16 columns of 2 samples: two lines of global memory, and no more than two lanes meet in a bank.
 __device__ inline void fill_tile(real *tile, const real *X, int samples, int inputs, int first, int width)
 {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int pieces = (width + 7) / 8 * (SAMPLES / 4);
-    const int sample = blockIdx.z * SAMPLES;
+    const int COLUMNS = 16, LINES = WARP / COLUMNS, GROUPS = SAMPLES / LINES;
+    const int pieces = (width + COLUMNS - 1) / COLUMNS * GROUPS, sample = blockIdx.z * SAMPLES;
     Copies copies;
     for (int piece = warp; piece < pieces; piece += WARPS) {
-        const int column = piece / (SAMPLES / 4) * 8 + lane % 8, s = piece % (SAMPLES / 4) * 4 + lane / 8;
+        const int column = piece / GROUPS * COLUMNS + lane % COLUMNS, s = piece % GROUPS * LINES + lane / COLUMNS;
         const bool there = first + column < inputs && sample + s < samples;
         const real *from = there ? X + ((offset)(sample + s) * inputs + first + column) : X;
         if (column < width)
