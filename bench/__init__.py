@@ -6,6 +6,7 @@
 ``kernels``   each kernel of a training step, beside what arithmetic and memory would allow
 ``step``      a training step against PyTorch and JAX
 ``latency``     inference from host to host against PyTorch, for one image and for many
+``sparse``    products of pruned layers that share their weights, against dense ones and cuSPARSE
 ``timing``    how times are taken
 ``cublas``    cuBLAS's products on the project's arrays, through PyTorch or CuPy
 ``program``   what the command lines share

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.program import require_gpu, start
 from pyrt.arguments import Parser
 
-ON_ONE_GPU = ("gemm", "tiles", "kernels", "step", "conv", "nets", "latency")
+ON_ONE_GPU = ("gemm", "tiles", "kernels", "step", "conv", "nets", "latency", "sparse")
 ON_SEVERAL = ("step", "exchange", "overlap", "plans")
 """The files of this folder that measure, in the order they run in."""
 

@@ -43,8 +43,8 @@ def gpus(monkeypatch):
 
 def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpus, capsys):
     gpus(1)
-    assert bench.main([]) == 6
-    assert ran == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency"]
+    assert bench.main([]) == 7
+    assert ran == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency", "sparse"]
     left_out = "step, exchange, overlap, plans on several GPUs: left out: there is one\n"
     assert capsys.readouterr().out == left_out
 
@@ -52,9 +52,9 @@ def test_one_gpu_runs_what_takes_one_in_order_and_says_what_is_left_out(ran, gpu
 @pytest.mark.parametrize(("count", "ranks"), [(2, 2), (4, 4), (8, 4)])
 def test_several_gpus_run_all_in_order_and_answer_the_worst(ran, gpus, capsys, count, ranks):
     gpus(count)
-    assert bench.main([]) == 10
-    assert ran[:7] == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency"]
-    assert ran[7:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap", "plans")]
+    assert bench.main([]) == 11
+    assert ran[:8] == ["gemm", "tiles", "kernels", "step", "conv", "nets", "latency", "sparse"]
+    assert ran[8:] == [f"mpirun -n {ranks} {name}" for name in ("step", "exchange", "overlap", "plans")]
     assert capsys.readouterr().out == ""
 
 
