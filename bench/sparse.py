@@ -7,7 +7,7 @@ Random weights of which some are left, with random codes; normal inputs, one sam
 products: the dense weights in float32, bf16, signed bytes and signs. Results are compared with float64 first,
 and what is wrong ends in exit code 1. Each product is timed twice: on copies of the weights in turns, so many
 that no cache holds them, and on one copy, which a cache may hold. Beside it: the bytes that it must read and
-write, the time of those at the rate of a large copy, and the first time in units of that. cuSPARSE and cuBLAS
+write, the time of those at the rate of a large update of parameters, and the first time in units of that. cuSPARSE and cuBLAS
 run in PyTorch (bench/baselines/torch_sparse.py), in the same two ways.
 """
 
@@ -40,7 +40,8 @@ from nn.launch.int8 import Int8Product, quantise
 from nn.launch.kernels import Kernels
 from nn.launch.quantised import QuantisedProduct, QuantisedRows
 from nn.launch.sparse import FEW, SparseProduct, bind_shared
-from nn.launch.take_columns import TakeColumns
+from nn.launch.update import Segment, Update, UpdateArrays
+from nn.optimisers import Sgd
 from pyrt.arguments import Parser
 from pyrt.arrays import DeviceArray
 from pyrt.clock import StreamClock
@@ -81,8 +82,8 @@ DENSE = (("tiled", "float32"), ("mma", "float32"), ("wgmma", "float32"), ("wgmma
 CHECKED = 4
 """Samples whose results are compared with float64."""
 
-COPIED = 1 << 28
-"""Bytes of the copy that tells the rate of memory."""
+UPDATED = 1 << 26
+"""Parameters of the update that tells the rate of memory."""
 
 BEYOND_CACHES = 200e6
 """Bytes of copies that no cache holds."""
@@ -224,13 +225,14 @@ def error(clock: StreamClock, launch: Launch, Y: DeviceArray, exact: np.ndarray)
 
 
 def rate(clock: StreamClock, library: KernelLibrary) -> float:
-    """Measure the bytes that a large copy reads and writes in a microsecond."""
-    X, Y = (DeviceArray.empty(clock.driver, (COPIED // 4096, 1024), np.float32) for _ in range(2))
-    copy = TakeColumns(X, Y).on_device(Kernels(library, np.float32))
-    times = alternate({"copy": repetition(clock, copy.call)}, ROUNDS)["copy"]
-    for array in (X, Y):
+    """Measure the bytes that a large update p -= lr g reads and writes in a microsecond."""
+    p, g = (DeviceArray.empty(clock.driver, (UPDATED,), np.float32) for _ in range(2))
+    arrays = UpdateArrays(Sgd(lr=0.0, momentum=0.0), p, g, {}, None)
+    update = Update(arrays, [Segment(0, UPDATED, 0)]).on_device(Kernels(library, np.float32))
+    times = alternate({"update": repetition(clock, update.call)}, ROUNDS)["update"]
+    for array in (p, g):
         clock.driver.free(array.pointer)
-    return (X.nbytes + Y.nbytes) / times.median
+    return (2 * p.nbytes + g.nbytes) / times.median
 
 
 ONE = "one copy, "
@@ -306,7 +308,7 @@ def main(arguments: Sequence[str]) -> int:
                 bytes_a_us = rate(clock, library)
                 body = rows(clock, library, Arrays(LAYERS[name], batch), bytes_a_us)
             body += [theirs(line) for line in lines if (line["layer"], line["batch"]) == (name, batch)]
-            print(f"\n{LAYERS[name]}, batch {batch}; a large copy moves {bytes_a_us / 1e6:.2f} TB/s")
+            print(f"\n{LAYERS[name]}, batch {batch}; a large update moves {bytes_a_us / 1e6:.2f} TB/s")
             print(tabulate(body, headers=HEADERS, floatfmt=FORMATS, missingval="-"), flush=True)
     return 0
 

@@ -36,7 +36,7 @@ FROM_FILE = ("batch", "optimiser", "lr", "momentum", "beta1", "beta2", "eps", "r
 SLOWER = 10
 """The learning rate is divided by it: in training after pruning (Han et al. 2015, section 3.3)."""
 
-SLOWER_SHARED = 10
+SLOWER_SHARED = 100
 """And by this once more where weights share values: a value has the gradients of all its weights."""
 
 KEPT = {"dense": 0.08, "last dense": 0.26, "convolution": 0.12, "first convolution": 0.66}

@@ -28,7 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SPAN", 0.0)
     monkeypatch.setattr(timing, "WARM_UP", 0)
     monkeypatch.setattr(sparse, "ROUNDS", 1)
-    monkeypatch.setattr(sparse, "COPIED", 1 << 14)
+    monkeypatch.setattr(sparse, "UPDATED", 1 << 12)
     monkeypatch.setattr(sparse, "BEYOND_CACHES", 5000.0)
 
 
