@@ -1,0 +1,169 @@
+// Third part of fused_step.cu: sums over the rows, of what the second part left of each.
+#pragma once
+
+const int TILE_UNITS = 32, THREAD_UNITS = 16;  // of a tile of dW1; of a thread's sums
+const int GROUPS = WARPS / (TILE_UNITS / THREAD_UNITS);  // that share the rows
+const int MOST_ACROSS = WARP;
+const int SUM_UNITS = 8;
+
+__device__ inline int up_to_four(int count) { return (count + 3) / 4 * 4; }
+
+// X of all rows, of the features of a tile of dW1, to the beginning of this part's shared memory: a thread a row.
+__device__ inline void fetch_images(const Step &step, const Batch &batch, int tile, real *X)
+{
+    const int row = threadIdx.x, feature = tile * step.across, there = step.inputs - feature;
+    if (row >= step.rows)
+        return;
+    const pixel *const image = batch.image(step, row) + feature;
+    real *const x = X + row * step.across;
+    if (step.wide && step.across % 4 == 0) {
+        HeldPixels<MOST_ACROSS / 4> held;
+        held.ask(image, min(there, step.across));
+        held.put(step.pixel_scale, step.across, x);
+    } else {
+        put_pixels(image, there, step.pixel_scale, step.across, 0, 1, x);
+    }
+}
+
+// dZ of all rows, of TILE_UNITS units.
+__device__ inline void fetch_dZ(const Step &step, int unit, real *dZ)
+{
+    const int VECTORS = TILE_UNITS / 4, AT_ONCE = MOST_ROWS * VECTORS / THREADS;
+    const int first = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * 4;
+    Four held[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (first + i * (THREADS / VECTORS) < step.rows)
+            held[i] = *(const Four *)(step.dZ + (first + i * (THREADS / VECTORS)) * UNITS + unit + column);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (first + i * (THREADS / VECTORS) < step.rows)
+            *(Four *)(dZ + (first + i * (THREADS / VECTORS)) * TILE_UNITS + column) = held[i];
+}
+
+// A tile of dW1 = dZ^T X; X is there. A lane has a feature, a warp THREAD_UNITS units and every GROUPS-th row.
+__device__ inline void make_tile(const Step &step, int units, int tile, real *X, real *dW1)
+{
+    real *const dZ = X + up_to_four(step.rows * step.across), *const sums = dZ + step.rows * TILE_UNITS;
+    fetch_dZ(step, units * TILE_UNITS, dZ);
+    __syncthreads();
+
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int first = warp % (TILE_UNITS / THREAD_UNITS) * THREAD_UNITS, group = warp / (TILE_UNITS / THREAD_UNITS);
+    const int mine = min(lane, step.across - 1);
+    real sum[THREAD_UNITS] = {};
+#pragma unroll 4
+    for (int row = group; row < step.rows; row += GROUPS) {
+        const real x = X[row * step.across + mine];
+        const Four *const d = (const Four *)(dZ + row * TILE_UNITS + first);
+#pragma unroll
+        for (int i = 0; i < THREAD_UNITS / 4; i++) {
+            const Four four = d[i];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sum[4 * i + j] += four.of[j] * x;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < THREAD_UNITS; i++)
+        sums[(group * TILE_UNITS + first + i) * WARP + lane] = sum[i];
+    __syncthreads();
+
+    const int feature = tile * step.across + lane;
+    const bool inside = lane < step.across && feature < step.inputs;
+#pragma unroll
+    for (int i = 0; i < TILE_UNITS / WARPS; i++) {
+        const int unit = warp + i * WARPS;
+        real total = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            total += sums[(g * TILE_UNITS + unit) * WARP + lane];
+        if (inside && units * TILE_UNITS + unit < step.hidden)
+            dW1[(offset)(units * TILE_UNITS + unit) * step.inputs + feature] = total;
+    }
+}
+
+// What sums over rows are made of, in shared memory: G, rows x classes; A and dZ, rows x SUM_UNITS; losses; a one.
+struct Factors {
+    real *G, *A, *dZ, *losses, *one, *sums;
+};
+
+// A sum over rows: of the products of two columns, given by where they begin, and the distance of rows.
+struct Sum {
+    const real *left;
+    int left_step;
+    const real *right;
+    int right_step;
+};
+
+// Number `i` of a task's sums: dW2, a class after the other, and db1, of SUM_UNITS units each; db2; the loss.
+__device__ inline Sum sum_of(const Step &step, const Factors &in, int i)
+{
+    const int c = i / SUM_UNITS, unit = i % SUM_UNITS, other = i - (step.classes + 1) * SUM_UNITS;
+    if (c < step.classes)
+        return {in.G + c, step.classes, in.A + unit, SUM_UNITS};
+    if (c == step.classes)
+        return {in.dZ + unit, SUM_UNITS, in.one, 0};
+    if (other < step.classes)
+        return {in.G + other, step.classes, in.one, 0};
+    return {in.losses, 1, in.one, 0};
+}
+
+__device__ inline Factors fetch_factors(const Step &step, int unit, real *shared)
+{
+    Factors in;
+    in.A = shared;
+    in.dZ = in.A + step.rows * SUM_UNITS;
+    in.G = in.dZ + step.rows * SUM_UNITS;
+    in.losses = in.G + up_to_four(step.rows * step.classes);
+    in.one = in.losses + up_to_four(step.rows);
+    in.sums = in.one + 4;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < step.rows * (SUM_UNITS / 4); i += THREADS) {
+        const int from = i / (SUM_UNITS / 4) * UNITS + unit + i % (SUM_UNITS / 4) * 4;
+        ((Four *)in.A)[i] = *(const Four *)(step.A + from);
+        ((Four *)in.dZ)[i] = *(const Four *)(step.dZ + from);
+    }
+#pragma unroll 10
+    for (int i = threadIdx.x; i < step.rows * step.classes; i += THREADS)
+        in.G[i] = step.G[i];
+    for (int i = threadIdx.x; i < step.rows; i += THREADS)
+        in.losses[i] = step.losses[i];
+    if (threadIdx.x == 0)
+        *in.one = 1;
+    return in;
+}
+
+// dW2 and db1 of SUM_UNITS units; the first task also has db2 and the loss. A lane has some of these sums, a warp
+// every WARPS-th row.
+__device__ inline void sum_rows(const Step &step, int task, real *shared, real *db1, real *dW2, real *db2,
+                                real *loss)
+{
+    const int of_units = (step.classes + 1) * SUM_UNITS, count = of_units + (task == 0 ? step.classes + 1 : 0);
+    const int warp = threadIdx.x / WARP;
+    const Factors in = fetch_factors(step, task * SUM_UNITS, shared);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x % WARP; i < count; i += WARP) {
+        const Sum of = sum_of(step, in, i);
+        real sum = 0;
+#pragma unroll 8
+        for (int row = warp; row < step.rows; row += WARPS)
+            sum += of.left[row * of.left_step] * of.right[row * of.right_step];
+        in.sums[warp * count + i] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        real total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            total += in.sums[w * count + i];
+        const int c = i / SUM_UNITS, unit = task * SUM_UNITS + i % SUM_UNITS, other = i - of_units;
+        if (other == step.classes)
+            *loss = total;
+        else if (other >= 0)
+            db2[other] = total;
+        else if (unit < step.hidden)
+            *(c < step.classes ? dW2 + c * step.hidden + unit : db1 + unit) = total;
+    }
+}
