@@ -24,6 +24,7 @@ const unsigned ALL_LANES = 0xffffffff;
 const int LANES = WARP;
 const int THREADS = 256, WARPS = THREADS / WARP;
 const int MOST_ROWS = 256;
+const int ROOM = 384;  // threads that registers must do for: blocks of the update before and behind fit beside
 
 #include "nn/row_head.cuh"
 
@@ -78,7 +79,7 @@ struct alignas(sizeof(real) * LANE_UNITS) LaneUnits {
 // b2, 32; and the largest of what the parts need: (ROWS + UNITS) (chunk + 4); rows (across + TILE_UNITS) + GROUPS
 // TILE_UNITS 32; rows (classes + 2 SUM_UNITS + 1) + WARPS (SUM_UNITS (classes + 1) + classes + 1), where each of these
 // numbers begins at a multiple of four.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(ROOM, 1)
 fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across, real pixel_scale, real scale,
            const pixel *images, const int *labels, const int *order, int *place, int advance, int places,
            int starts_early, const real *W1, const real *b1, const real *W2, const real *b2, real *dW1,

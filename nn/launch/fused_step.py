@@ -10,7 +10,7 @@ import numpy as np
 from nn.input.source import BatchCursor
 from nn.launch.shapes import matrix_shape, require_shape
 from pyrt.arrays import DeviceArray
-from pyrt.kernels import Launch, blocks
+from pyrt.kernels import Kernel, Launch, blocks
 
 if TYPE_CHECKING:
     from nn.launch.kernels import Kernels
@@ -28,7 +28,7 @@ _MOST_CHUNKS = 16
 """Sums of a row's unit that a lane reads, one after the other."""
 
 MOST_PRODUCTS = 1 << 25
-"""Multiplications of X W1^T from which on products on tensor cores, in launches of their own, take less time."""
+"""Multiplications of X W1^T; beyond, products on tensor cores, in launches of their own, take less time."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class FusedStep:
 
     The batch is images[j] / pixel_scale and labels[j] where j = order[cursor + i]; cursor += rows. images
     (n, inputs), labels (n,) int32, order (any,) int32; W1, dW1 (hidden, inputs), b1, db1 (hidden,), W2, dW2
-    (classes, hidden), b2, db2 (classes,), loss_sum (1,); all but the first three float32. ``loss`` is softmax or
-    sigmoid, ``activation`` that of the hidden layer. Losses and gradients are times ``scale``. If it
+    (classes, hidden), b2, db2 (classes,), loss_sum (1,); all but the first three float32. ``loss`` is softmax
+    or sigmoid, ``activation`` that of the hidden layer. Losses and gradients are times ``scale``. If it
     ``starts_early``, the kernel before must write none of images, labels, order and cursor.
     """
 
@@ -168,9 +168,7 @@ class FusedStep:
         shape = FusedStepShape.of(self.sizes, most)
         if not fused_step_fits(self.sizes, most, kernels.driver.shared_memory):
             raise ValueError(f"fused_step: {self.sizes} rows, inputs, hidden units and classes are too many")
-        constants = {"PIXEL": np.dtype(self.images.dtype).name, "NUMBER": "float", "UNITS": shape.units}
-        heads = {"HEAD": self.loss, "ACTIVATION": self.activation}
-        cursor, kernel = self.cursor, kernels.kernel("nn/fused_step", "fused_step", **constants, **heads)
+        cursor, kernel = self.cursor, self._kernel(kernels, shape.units)
         return kernel.bind(
             (min(most, shape.tasks),),
             (_THREADS,),
@@ -182,4 +180,15 @@ class FusedStep:
             kernels.workspace((shape.scratch,), np.float32),
             DeviceArray.from_host(kernels.driver, np.zeros(2, np.int32)),
             shared=shape.shared,
+        )
+
+    def _kernel(self, kernels: Kernels, units: int) -> Kernel:
+        return kernels.kernel(
+            "nn/fused_step",
+            "fused_step",
+            PIXEL=np.dtype(self.images.dtype).name,
+            NUMBER="float",
+            HEAD=self.loss,
+            ACTIVATION=self.activation,
+            UNITS=units,
         )

@@ -76,8 +76,9 @@ class Case:
     def check(self, out):
         """Each sum against float64, to some roundings of its terms' magnitudes.
 
-        X W1^T is the sum of at most 16 sums of at most 128 terms, in halves: its error reaches A by f', at most
-        1, and Z2 by |W2|, and so G, whose slope is at most 1. Sums over rows are of chains of at most 64.
+        X W1^T is the sum of at most 16 sums of at most 128 terms, in halves: its error reaches A by f', at
+        most 1, and Z2 by |W2|, and so G, whose slope is at most 1. Sums over rows are of chains of at most
+        64.
         """
         rows = self.sizes[0]
         mine = self.order[self.place : self.place + rows]
@@ -119,9 +120,8 @@ def test_random_inputs(single, device, rng, sizes):
     case.check(case.run(single, device))
 
 
-VARIANTS = list(
-    itertools.product(("softmax", "sigmoid"), ("identity", "sigmoid", "tanh", "relu"), ("u1", "f4"), (32, 60, 128))
-)
+ACTIVATIONS = ("identity", "sigmoid", "tanh", "relu")
+VARIANTS = list(itertools.product(("softmax", "sigmoid"), ACTIVATIONS, ("u1", "f4"), (32, 60, 128)))
 
 
 @pytest.mark.sanitizer
