@@ -1,10 +1,10 @@
 // First part of fused_step.cu: tiles of X W1^T.
 #pragma once
 
-const int ROWS = 16;    // of a tile
-const int HALVES = 2;   // of its features, each for half of the warps
+const int ROWS = UNITS == 128 ? 32 : 16;  // of a tile: with many units arithmetic counts, and reading W1 again
+const int HALVES = 2;                     // of its features, each for half of the warps
 const int WARP_ROWS = ROWS * HALVES / WARPS;
-const int GAP = 4;      // behind the features of a row: eight neighbours' 16 bytes lie in different banks
+const int GAP = 4;  // behind the features of a row: eight neighbours' 16 bytes lie in different banks
 
 // In shared memory: X, ROWS rows, and W1, UNITS rows, each of chunk + GAP numbers.
 struct ForwardTile {
@@ -19,7 +19,7 @@ __device__ inline ForwardTile forward_tile(const Step &step, int tile, int chunk
     return {tile / chunks * ROWS, tile % chunks * step.chunk, shared, shared + ROWS * stride, stride};
 }
 
-// A warp takes two rows, a lane four pixels of each.
+// A warp takes every WARPS-th row, a lane four pixels of each.
 __device__ inline void fetch_images(const Step &step, const Batch &batch, const ForwardTile &tile)
 {
     const int lane = threadIdx.x % WARP, column = 4 * lane;
@@ -74,7 +74,7 @@ __device__ inline void multiply(const Step &step, const ForwardTile &tile, real 
     const int half = warp / (WARPS / HALVES), part = step.chunk / HALVES;
     const real *const x = tile.X + warp % (WARPS / HALVES) * WARP_ROWS * tile.stride + half * part;
     const real *const w = tile.W + lane * tile.stride + half * part;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < part; i += 4) {
         Four left[WARP_ROWS], right[LANE_UNITS];
 #pragma unroll

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _UNITS = (32, 64, 128)
 _MOST_ROWS, _MOST_CLASSES = 256, 32
 _THREADS, _WARPS, _WARP = 256, 8, 32
-_ROWS, _GAP, _CHUNK_STEP, _MOST_CHUNK = 16, 4, 8, 128
+_GAP, _CHUNK_STEP, _MOST_CHUNK = 4, 8, 128
 _CLASSES_AT_ONCE = 10
 _TILE_UNITS, _GROUPS, _MOST_ACROSS = 32, 4, 32
 _SUM_UNITS = 8
@@ -51,7 +51,7 @@ class FusedStepShape:
         """Share out the work of so many rows, inputs, hidden units and classes: a tile a multiprocessor."""
         rows, inputs, hidden, classes = sizes
         units = next(most for most in _UNITS if hidden <= most)
-        chunks = min(max(1, multiprocessors // blocks(rows, _ROWS)), _MOST_CHUNKS)
+        chunks = min(max(1, multiprocessors // blocks(rows, _tile_rows(units))), _MOST_CHUNKS)
         chunk = min(_up(blocks(inputs, chunks), _CHUNK_STEP), _MOST_CHUNK)
         left = max(1, multiprocessors - blocks(hidden, _SUM_UNITS)) // blocks(hidden, _TILE_UNITS)
         across = min(_up(blocks(inputs, max(1, left)), 4), _MOST_ACROSS)
@@ -65,7 +65,7 @@ class FusedStepShape:
     @property
     def tasks(self) -> int:
         """The most blocks that have something to do at once."""
-        forward = blocks(self.rows, _ROWS) * self.chunks
+        forward = blocks(self.rows, _tile_rows(self.units)) * self.chunks
         tiles = blocks(self.hidden, _TILE_UNITS) * blocks(self.inputs, self.across)
         return max(forward, tiles + blocks(self.hidden, _SUM_UNITS))
 
@@ -79,11 +79,16 @@ class FusedStepShape:
         """Bytes of shared memory."""
         rows, classes = self.rows, self.classes
         ends = (_up(classes, _CLASSES_AT_ONCE) + 1) * self.units + _WARP
-        forward = (_ROWS + self.units) * (self.chunk + _GAP)
+        forward = (_tile_rows(self.units) + self.units) * (self.chunk + _GAP)
         tile = _up(rows * self.across, 4) + rows * _TILE_UNITS + _GROUPS * _TILE_UNITS * _WARP
         sums = _WARPS * (classes + 1) * (_SUM_UNITS + 1)
         factors = 2 * rows * _SUM_UNITS + _up(rows * classes, 4) + _up(rows, 4) + 4
         return 4 * (ends + max(forward, tile, factors + sums))
+
+
+def _tile_rows(units: int) -> int:
+    """Return the rows of a tile, forward."""
+    return 32 if units == _UNITS[-1] else 16
 
 
 def _up(size: int, step: int) -> int:
