@@ -110,24 +110,30 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     const Ends ends = {shared};
     real *const own = ends.end(classes);  // of each part, what it needs in shared memory
 
+    // Of images, labels and their order nothing has to wait. What is asked for here is used much later.
+    int row = blockIdx.x + threadIdx.x / WARP * gridDim.x;
+    const int number = (int)threadIdx.x < rows ? batch.order[threadIdx.x] : 0;
+    int label = row < rows ? labels[batch.order[row]] : 0;
     forward(step, batch, W1, own, chunks, [&] {
         wait_for_previous_kernel();
         if (blockIdx.x == 0 && threadIdx.x == 0)
             arrived[1] = 0;
-        fetch_ends(step, ends, b1, W2, b2);
     });
     come(&arrived[0]);
     const int sum_tasks = (hidden + SUM_UNITS - 1) / SUM_UNITS, features = (inputs + across - 1) / across;
-    const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS);
-    int task = blockIdx.x, there = task - sum_tasks;  // the tile whose images are there
-    if (task >= sum_tasks && task < tasks)
-        fetch_images(step, batch, there % features, own);
-    int row = blockIdx.x + threadIdx.x / WARP * gridDim.x;
-    int label = row < rows ? labels[batch.order[row]] : 0;
+    const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS), mine = blockIdx.x;
+    TileImages images_of_tile;
+    const bool has_tile = mine >= sum_tasks && mine < tasks;
+    if (has_tile)
+        images_of_tile.ask(step, batch, (mine - sum_tasks) % features, number);
+    fetch_ends(step, ends, b1, W2, b2);
+    if (has_tile)
+        images_of_tile.put(step, own);
     go_on_with_all(&arrived[0]);
 
     if (blockIdx.x == 0 && threadIdx.x == 0)
         move_on(place, advance, places);
+#pragma unroll 1
     for (; row < rows; row += WARPS * gridDim.x) {
         if (row >= WARPS * (int)gridDim.x)
             label = labels[batch.order[row]];
@@ -138,13 +144,16 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
 
     if (blockIdx.x == 0 && threadIdx.x == 0)
         arrived[0] = 0;
-    for (; task < tasks; task += gridDim.x) {
+#pragma unroll 1
+    for (int task = mine; task < tasks; task += gridDim.x) {
         const int tile = task - sum_tasks;
         if (tile < 0) {
             sum_rows(step, task, own, db1, dW2, db2, loss);
         } else {
-            if (tile != there)
-                fetch_images(step, batch, tile % features, own);
+            if (task != mine) {
+                images_of_tile.ask(step, batch, tile % features, number);
+                images_of_tile.put(step, own);
+            }
             make_tile(step, tile / features, tile % features, own, dW1);
         }
         __syncthreads();

@@ -20,22 +20,29 @@ __device__ inline ForwardTile forward_tile(const Step &step, int tile, int chunk
 }
 
 // A warp takes every WARPS-th row, a lane four pixels of each.
-__device__ inline void fetch_images(const Step &step, const Batch &batch, const ForwardTile &tile)
+typedef HeldPixels<1> TilePixels[ROWS / WARPS];
+
+// Asks for the images of a tile. Those whose rows are not aligned are put into shared memory at once.
+__device__ inline void ask_for_images(const Step &step, const Batch &batch, const ForwardTile &tile,
+                                      TilePixels &held)
 {
     const int lane = threadIdx.x % WARP, column = 4 * lane;
-    HeldPixels<1> held[ROWS / WARPS];
 #pragma unroll
     for (int i = 0; i < ROWS / WARPS; i++) {
         const int row = threadIdx.x / WARP + i * WARPS;
-        real *const x = tile.X + row * tile.stride;
         const bool inside = tile.row + row < step.rows;
         const int there = inside ? step.inputs - tile.feature : 0;
-        const pixel *image = inside ? batch.image(step, tile.row + row) + tile.feature : nullptr;
+        const pixel *image = inside ? batch.image(step, batch.order[tile.row + row]) + tile.feature : nullptr;
         if (step.wide)
             held[i].ask(image + column, there - column);
         else
-            put_pixels(image, there, step.pixel_scale, step.chunk, lane, WARP, x);
+            put_pixels(image, there, step.pixel_scale, step.chunk, lane, WARP, tile.X + row * tile.stride);
     }
+}
+
+__device__ inline void put_images(const Step &step, const ForwardTile &tile, const TilePixels &held)
+{
+    const int column = threadIdx.x % WARP * 4;
     if (step.wide)
 #pragma unroll
         for (int i = 0; i < ROWS / WARPS; i++)
@@ -120,23 +127,25 @@ __device__ inline void put_sums(const Step &step, const ForwardTile &tile, int c
             }
 }
 
-// All tiles of this block. `waited` is called once, before anything but images is read.
+// All tiles of this block. `wait` is called once, before anything but images is read.
 template <typename Wait>
 __device__ inline void forward(const Step &step, const Batch &batch, const real *W1, real *shared, int chunks,
-                               Wait waited)
+                               Wait wait)
 {
     const int tiles = (step.rows + ROWS - 1) / ROWS * chunks, first = blockIdx.x;
+    TilePixels held;
     if (first < tiles)
-        fetch_images(step, batch, forward_tile(step, first, chunks, shared));
-    waited();
+        ask_for_images(step, batch, forward_tile(step, first, chunks, shared), held);
+    wait();
 #pragma unroll 1
     for (int number = first; number < tiles; number += gridDim.x) {
         const ForwardTile tile = forward_tile(step, number, chunks, shared);
         if (number != first) {
             __syncthreads();
-            fetch_images(step, batch, tile);
+            ask_for_images(step, batch, tile, held);
         }
         fetch_weights(step, tile, W1);
+        put_images(step, tile, held);
         __syncthreads();
         real sums[WARP_ROWS][LANE_UNITS] = {};
         multiply(step, tile, sums);

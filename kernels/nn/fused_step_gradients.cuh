@@ -8,22 +8,35 @@ const int SUM_UNITS = 8;
 
 __device__ inline int up_to_four(int count) { return (count + 3) / 4 * 4; }
 
-// X of all rows, of the features of a tile of dW1, to the beginning of this part's shared memory: a thread a row.
-__device__ inline void fetch_images(const Step &step, const Batch &batch, int tile, real *X)
-{
-    const int row = threadIdx.x, feature = tile * step.across, there = step.inputs - feature;
-    if (row >= step.rows)
-        return;
-    const pixel *const image = batch.image(step, row) + feature;
-    real *const x = X + row * step.across;
-    if (step.wide && step.across % 4 == 0) {
-        HeldPixels<MOST_ACROSS / 4> held;
-        held.ask(image, min(there, step.across));
-        held.put(step.pixel_scale, step.across, x);
-    } else {
-        put_pixels(image, there, step.pixel_scale, step.across, 0, 1, x);
+// X of all rows, of the features of a tile of dW1, in the beginning of this part's shared memory: a thread a row,
+// which is the image of this `number`.
+struct TileImages {
+    HeldPixels<MOST_ACROSS / 4> held;
+    const pixel *image;
+    int there;
+
+    __device__ void ask(const Step &step, const Batch &batch, int tile, int number)
+    {
+        const int feature = tile * step.across;
+        there = (int)threadIdx.x < step.rows ? min(step.inputs - feature, step.across) : 0;
+        image = batch.image(step, number) + feature;
+        if (is_wide(step))
+            held.ask(image, there);
     }
-}
+
+    __device__ void put(const Step &step, real *X) const
+    {
+        real *const x = X + threadIdx.x * step.across;
+        if ((int)threadIdx.x >= step.rows)
+            return;
+        if (is_wide(step))
+            held.put(step.pixel_scale, step.across, x);
+        else
+            put_pixels(image, there, step.pixel_scale, step.across, 0, 1, x);
+    }
+
+    __device__ static bool is_wide(const Step &step) { return step.wide && step.across % 4 == 0; }
+};
 
 // dZ of all rows, of TILE_UNITS units.
 __device__ inline void fetch_dZ(const Step &step, int unit, real *dZ)

@@ -8,9 +8,9 @@ struct Batch {
     const pixel *images;
     const int *order;
 
-    __device__ const pixel *image(const Step &step, int row) const
+    __device__ const pixel *image(const Step &step, int number) const
     {
-        return images + (offset)order[row] * step.inputs;
+        return images + (offset)number * step.inputs;
     }
 };
 
