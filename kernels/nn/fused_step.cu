@@ -6,17 +6,17 @@
 //   A = f(X W1^T + b1)      loss and G = scale (p - t) of A W2^T + b2, as head.cu has them      dZ = (G W2) f'(A)
 //   dW1 = dZ^T X      db1 = column sums of dZ      dW2 = G^T A      db2 = column sums of G      sum of the losses
 //
-// There is little arithmetic in it: launches that wait for each other take most of such a step. Here blocks meet
-// twice instead, each time for about as long as a number takes through the L2 cache and back:
+// There is little arithmetic in it: launches that wait for each other take most of such a step. Here blocks wait for
+// each other's numbers instead, twice, each time for about as long as these take through the L2 cache (news.cuh):
 // 1. Forward: a tile of X W1^T each, of ROWS rows, all units, and a chunk of the features.
-// 2. Once all tiles are there: the rest of the way to dZ, a row a warp.
-// 3. Once all dZ are there: a tile of dW1 each, of TILE_UNITS units and a few features, or the other gradients of
-//    SUM_UNITS units.
+// 2. From the tiles of a row: the rest of its way to dZ, by a warp.
+// 3. From all rows: a tile of dW1 each, of TILE_UNITS units and a few features, or the other gradients of SUM_UNITS
+//    units.
 // Sums have a fixed order. What a block needs next, and others do not make, it fetches before it waits.
 //
 // Rows are at most MOST_ROWS, hidden at most UNITS, classes at most 32. Units beyond `hidden` have weights of 0.
 
-#include "grid_barrier.cuh"
+#include "news.cuh"
 #include "nn/activations.cuh"
 #include "nn/batch.cuh"
 
@@ -36,18 +36,21 @@ struct Step {
     int chunk, across;  // features of a tile, forward (a multiple of 8, at most 128) and back (at most 32)
     real pixel_scale, scale;
     bool wide;  // whether rows of images and W1 begin at multiples of four elements
-    // What blocks leave for each other: X W1^T of each chunk, chunks x rows x UNITS; A and dZ, rows x UNITS; G,
-    // rows x classes; losses of the rows.
-    real *sums, *A, *dZ, *G, *losses;
+    // What blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the rows.
+    real *sums;
+    struct Rows {
+        real *A, *dZ, *G, *losses;  // rows x UNITS, the same, rows x classes, rows
+    } told, old;  // in this launch; in the one before, to be forgotten
 };
 
-struct alignas(16) Four {
-    real of[4];
-};
+typedef Numbers<4> Four;
+typedef Numbers<LANE_UNITS> LaneUnits;
 
-struct alignas(sizeof(real) * LANE_UNITS) LaneUnits {
-    real of[LANE_UNITS];
-};
+__device__ inline Step::Rows rows_at(const Step &step, real *memory)
+{
+    const int units = step.rows * UNITS;
+    return {memory, memory + units, memory + 2 * units, memory + 2 * units + step.rows * step.classes};
+}
 
 #include "nn/fused_step_images.cuh"
 
@@ -69,8 +72,23 @@ struct alignas(sizeof(real) * LANE_UNITS) LaneUnits {
 
 #include "nn/fused_step_gradients.cuh"
 
-// Blocks of THREADS; a grid of one dimension, of which all blocks must run at once (grid_barrier.cuh). `arrived` has
-// two counters, 0 at first. `scratch` has room for what `Step` says, in its order, aligned to 16 bytes.
+// The next launch is for the next batch, and tells its numbers in the other place: once all blocks, which `state`
+// counts, have read where this one is.
+__device__ inline void end_of_reading(int *state, int *place, int advance, int places)
+{
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    __threadfence();
+    if (atomicInc((unsigned *)&state[0], gridDim.x - 1) == gridDim.x - 1) {
+        move_on(place, advance, places);
+        state[1] ^= 1;
+    }
+}
+
+// Blocks of THREADS; a grid of one dimension, of which all blocks must run at once (news.cuh). `news` has room for
+// what `Step` says, that of rows twice, aligned to 16 bytes, and is full of `missing` (missing.cuh) at first; `state`
+// has two zeros at first.
 //
 // The batch and its place are as in pixels.cu: with `starts_early`, its first images come while the update of the
 // step before still runs.
@@ -83,13 +101,14 @@ extern "C" __global__ void __launch_bounds__(ROOM, 1)
 fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across, real pixel_scale, real scale,
            const pixel *images, const int *labels, const int *order, int *place, int advance, int places,
            int starts_early, const real *W1, const real *b1, const real *W2, const real *b2, real *dW1,
-           real *db1, real *dW2, real *db2, real *loss, real *scratch, int *arrived)
+           real *db1, real *dW2, real *db2, real *loss, real *news, int *state)
 {
     start_beside_previous_kernel(starts_early);
     if (!starts_early)
         wait_for_previous_kernel();
     extern __shared__ __align__(16) real shared[];
 
+    const int chunks = (inputs + chunk - 1) / chunk;
     Step step;
     step.rows = rows;
     step.inputs = inputs;
@@ -100,12 +119,10 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     step.pixel_scale = pixel_scale;
     step.scale = scale;
     step.wide = inputs % 4 == 0 && ((size_t)images | (size_t)W1) % 16 == 0;
-    const int chunks = (inputs + chunk - 1) / chunk;
-    step.sums = scratch;
-    step.A = step.sums + chunks * rows * UNITS;
-    step.dZ = step.A + rows * UNITS;
-    step.G = step.dZ + rows * UNITS;
-    step.losses = step.G + rows * classes;
+    step.sums = news;
+    const int turn = state[1], of_rows = (rows * (2 * UNITS + classes + 1) + 3) / 4 * 4;
+    step.told = rows_at(step, news + chunks * rows * UNITS + turn * of_rows);
+    step.old = rows_at(step, news + chunks * rows * UNITS + (1 - turn) * of_rows);
     const Batch batch = {images, order + *place};
     const Ends ends = {shared};
     real *const own = ends.end(classes);  // of each part, what it needs in shared memory
@@ -114,12 +131,9 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     int row = blockIdx.x + threadIdx.x / WARP * gridDim.x;
     const int number = (int)threadIdx.x < rows ? batch.order[threadIdx.x] : 0;
     int label = row < rows ? labels[batch.order[row]] : 0;
-    forward(step, batch, W1, own, chunks, [&] {
-        wait_for_previous_kernel();
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            arrived[1] = 0;
-    });
-    come(&arrived[0]);
+    forward(step, batch, W1, own, chunks);
+    end_of_reading(state, place, advance, places);
+
     const int sum_tasks = (hidden + SUM_UNITS - 1) / SUM_UNITS, features = (inputs + across - 1) / across;
     const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS), mine = blockIdx.x;
     TileImages images_of_tile;
@@ -129,21 +143,15 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     fetch_ends(step, ends, b1, W2, b2);
     if (has_tile)
         images_of_tile.put(step, own);
-    go_on_with_all(&arrived[0]);
+    __syncthreads();
 
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        move_on(place, advance, places);
 #pragma unroll 1
     for (; row < rows; row += WARPS * gridDim.x) {
         if (row >= WARPS * (int)gridDim.x)
             label = labels[batch.order[row]];
         pass_row(step, ends, row, label, chunks);
     }
-    come(&arrived[1]);
-    go_on_with_all(&arrived[1]);
 
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        arrived[0] = 0;
 #pragma unroll 1
     for (int task = mine; task < tasks; task += gridDim.x) {
         const int tile = task - sum_tasks;

@@ -123,20 +123,18 @@ __device__ inline void put_sums(const Step &step, const ForwardTile &tile, int c
 #pragma unroll
             for (int n = 0; n < LANE_UNITS; n++) {
                 const int at = (first + m) * UNITS + n * WARP + lane;
-                out[at] = sums[m][n] + tile.W[at];
+                tell<1>(out + at, {sums[m][n] + tile.W[at]});
             }
 }
 
-// All tiles of this block. `wait` is called once, before anything but images is read.
-template <typename Wait>
-__device__ inline void forward(const Step &step, const Batch &batch, const real *W1, real *shared, int chunks,
-                               Wait wait)
+// All tiles of this block. Images come while the kernel before still runs.
+__device__ inline void forward(const Step &step, const Batch &batch, const real *W1, real *shared, int chunks)
 {
     const int tiles = (step.rows + ROWS - 1) / ROWS * chunks, first = blockIdx.x;
     TilePixels held;
     if (first < tiles)
         ask_for_images(step, batch, forward_tile(step, first, chunks, shared), held);
-    wait();
+    wait_for_previous_kernel();
 #pragma unroll 1
     for (int number = first; number < tiles; number += gridDim.x) {
         const ForwardTile tile = forward_tile(step, number, chunks, shared);

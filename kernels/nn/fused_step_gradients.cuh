@@ -41,17 +41,15 @@ struct TileImages {
 // dZ of all rows, of TILE_UNITS units.
 __device__ inline void fetch_dZ(const Step &step, int unit, real *dZ)
 {
-    const int VECTORS = TILE_UNITS / 4, AT_ONCE = MOST_ROWS * VECTORS / THREADS;
+    const int VECTORS = TILE_UNITS / 4, AT_ONCE = MOST_ROWS * VECTORS / THREADS, APART = THREADS / VECTORS;
     const int first = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * 4;
-    Four held[AT_ONCE];
+    const real *const source = step.told.dZ + first * UNITS + unit + column;
+    Four heard[AT_ONCE];
+    hear(heard, [&](int i) { return first + i * APART < step.rows ? source + i * APART * UNITS : nullptr; });
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-        if (first + i * (THREADS / VECTORS) < step.rows)
-            held[i] = *(const Four *)(step.dZ + (first + i * (THREADS / VECTORS)) * UNITS + unit + column);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-        if (first + i * (THREADS / VECTORS) < step.rows)
-            *(Four *)(dZ + (first + i * (THREADS / VECTORS)) * TILE_UNITS + column) = held[i];
+        if (first + i * APART < step.rows)
+            *(Four *)(dZ + (first + i * APART) * TILE_UNITS + column) = heard[i];
 }
 
 // A tile of dW1 = dZ^T X; X is there. A lane has a feature, a warp THREAD_UNITS units and every GROUPS-th row.
@@ -131,17 +129,31 @@ __device__ inline Factors fetch_factors(const Step &step, int unit, real *shared
     in.losses = in.G + up_to_four(step.rows * step.classes);
     in.one = in.losses + up_to_four(step.rows);
     in.sums = in.one + 4;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < step.rows * (SUM_UNITS / 4); i += THREADS) {
-        const int from = i / (SUM_UNITS / 4) * UNITS + unit + i % (SUM_UNITS / 4) * 4;
-        ((Four *)in.A)[i] = *(const Four *)(step.A + from);
-        ((Four *)in.dZ)[i] = *(const Four *)(step.dZ + from);
+    const int halves = step.rows * 2, all = step.rows * step.classes, thread = threadIdx.x;
+    Four heard[MOST_ROWS * 2 / THREADS * 2];
+    const auto half = [&](int i) { return thread + i / 2 * THREADS; };  // a row's four units
+    hear(heard, [&](int i) {
+        const real *from = (i % 2 ? step.told.dZ : step.told.A) + half(i) / 2 * UNITS + unit + half(i) % 2 * 4;
+        return half(i) < halves ? from : nullptr;
+    });
+#pragma unroll
+    for (int i = 0; i < MOST_ROWS * 2 / THREADS * 2; i++)
+        if (half(i) < halves)
+            ((Four *)(i % 2 ? in.dZ : in.A))[half(i)] = heard[i];
+    const int AT_ONCE = 10;
+#pragma unroll 1
+    for (int first = thread; first < all; first += AT_ONCE * THREADS) {
+        Numbers<1> g[AT_ONCE];
+        hear(g, [&](int i) { return first + i * THREADS < all ? step.told.G + first + i * THREADS : nullptr; });
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * THREADS < all)
+                in.G[first + i * THREADS] = g[i].of[0];
     }
-#pragma unroll 10
-    for (int i = threadIdx.x; i < step.rows * step.classes; i += THREADS)
-        in.G[i] = step.G[i];
-    for (int i = threadIdx.x; i < step.rows; i += THREADS)
-        in.losses[i] = step.losses[i];
+    Numbers<1> loss[1];
+    hear(loss, [&](int) { return thread < step.rows ? step.told.losses + thread : nullptr; });
+    if (thread < step.rows)
+        in.losses[thread] = loss[0].of[0];
     if (threadIdx.x == 0)
         *in.one = 1;
     return in;

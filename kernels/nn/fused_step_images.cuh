@@ -1,7 +1,7 @@
 // Part of fused_step.cu: pixels of a batch's rows into shared memory, as numbers of the network's input.
 #pragma once
 
-#include "nn/pixels.cuh"
+#include "nn/pixel.cuh"
 
 // The batch's row i is images[order[i]].
 struct Batch {

@@ -32,30 +32,42 @@ __device__ inline void fetch_ends(const Step &step, const Ends &ends, const real
         ends.b2(step.classes)[threadIdx.x] = (int)threadIdx.x < step.classes ? b2[threadIdx.x] : 0;
 }
 
-// A of this lane's units: the sums of all chunks in their order, several of them on their way at once.
+// A of this lane's units: the sums of all chunks in their order, several of them on their way at once. Nobody else
+// reads them.
 __device__ inline LaneUnits activations(const Step &step, int row, int chunks, const LaneUnits &bias)
 {
-    const int lane = threadIdx.x % WARP;
-    const LaneUnits *const source = (const LaneUnits *)(step.sums + row * UNITS) + lane;
-    const int distance = step.rows * WARP;  // from one chunk's to the next one's
+    real *const mine = step.sums + row * UNITS + threadIdx.x % WARP * LANE_UNITS;
+    const int distance = step.rows * UNITS;  // from one chunk's to the next one's
     LaneUnits a = {};
 #pragma unroll 1
     for (int first = 0; first < chunks; first += CHUNKS_AT_ONCE) {
-        LaneUnits held[CHUNKS_AT_ONCE] = {};
-#pragma unroll
-        for (int i = 0; i < CHUNKS_AT_ONCE; i++)
-            if (first + i < chunks)
-                held[i] = source[(first + i) * distance];
+        LaneUnits heard[CHUNKS_AT_ONCE];
+        hear(heard, [&](int i) { return first + i < chunks ? mine + (first + i) * distance : nullptr; });
 #pragma unroll
         for (int i = 0; i < CHUNKS_AT_ONCE; i++)
 #pragma unroll
             for (int j = 0; j < LANE_UNITS; j++)
-                a.of[j] += held[i].of[j];
+                a.of[j] += heard[i].of[j];
     }
 #pragma unroll
     for (int j = 0; j < LANE_UNITS; j++)
         a.of[j] = ACTIVATE(a.of[j] + bias.of[j]);
     return a;
+}
+
+// What was told of a row is forgotten: its sums, and of the launch before the rest.
+__device__ inline void forget_row(const Step &step, int row, int chunks)
+{
+    const int lane = threadIdx.x % WARP, units = row * UNITS + lane * LANE_UNITS;
+#pragma unroll 4
+    for (int i = 0; i < chunks; i++)
+        forget<LANE_UNITS>(step.sums + i * step.rows * UNITS + units);
+    forget<LANE_UNITS>(step.old.A + units);
+    forget<LANE_UNITS>(step.old.dZ + units);
+    if (lane < step.classes)
+        forget<1>(step.old.G + row * step.classes + lane);
+    if (lane == 0)
+        forget<1>(step.old.losses + row);
 }
 
 // The logit of this lane's class, without its bias.
@@ -117,10 +129,12 @@ __device__ inline void pass_row(const Step &step, const Ends &ends, int row, int
     for (int j = 0; j < LANE_UNITS; j++)
         d.of[j] *= DERIVATIVE(a.of[j]);
 
-    ((LaneUnits *)(step.A + row * UNITS))[lane] = a;
-    ((LaneUnits *)(step.dZ + row * UNITS))[lane] = d;
+    const int units = row * UNITS + lane * LANE_UNITS;
+    tell(step.told.dZ + units, d);
+    tell(step.told.A + units, a);
     if (inside)
-        step.G[row * step.classes + lane] = result.gradient;
+        tell<1>(step.told.G + row * step.classes + lane, {result.gradient});
     if (target)
-        step.losses[row] = result.loss;
+        tell<1>(step.told.losses + row, {result.loss});
+    forget_row(step, row, chunks);
 }

@@ -70,9 +70,10 @@ class FusedStepShape:
         return max(forward, tiles + blocks(self.hidden, _SUM_UNITS))
 
     @property
-    def scratch(self) -> int:
-        """Numbers that blocks leave for each other."""
-        return self.rows * (self.units * (self.chunks + 2) + self.classes + 1)
+    def news(self) -> int:
+        """Numbers that blocks tell each other: of rows there is room for two launches."""
+        of_rows = self.rows * (2 * self.units + self.classes + 1)
+        return self.rows * self.units * self.chunks + 2 * _up(of_rows, 4)
 
     @property
     def shared(self) -> int:
@@ -163,10 +164,6 @@ class FusedStep:
         require_shape(name, (1,), loss=self.loss_sum)
         return self.rows, inputs, hidden, classes
 
-    def workspace(self, kernels: Kernels) -> int:
-        """Count the bytes that its blocks leave for each other."""
-        return 4 * FusedStepShape.of(self.sizes, kernels.driver.multiprocessors).scratch
-
     def on_device(self, kernels: Kernels, multiprocessors: int | None = None) -> Launch:
         """Bind the kernel, for at most so many blocks: all multiprocessors unless given."""
         most = multiprocessors or kernels.driver.multiprocessors
@@ -182,7 +179,7 @@ class FusedStep:
             *(cursor.state.rows(0, 1), cursor.advance, cursor.places, int(self.starts_early)),
             *self.parameters,
             *self.results,
-            kernels.workspace((shape.scratch,), np.float32),
+            DeviceArray.from_host(kernels.driver, np.full(shape.news, -1, np.int32).view(np.float32)),
             DeviceArray.from_host(kernels.driver, np.zeros(2, np.int32)),
             shared=shape.shared,
         )

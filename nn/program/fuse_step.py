@@ -106,16 +106,6 @@ class FuseStep:
 def _operation(step: FusedStep, parts: Sequence[Operation]) -> Operation:
     reads = *parts[0].reads, *step.parameters
     writes = *step.results, step.cursor.state
-    work = _OneKernel([part.work for part in parts], reads, writes, partial(FusedStep.on_device, step), step)
+    work = Fused([part.work for part in parts], reads, writes, partial(FusedStep.on_device, step))
     name = f"{parts[0].name} to {parts[-1].name}"
     return Operation(name, FORWARD, work, starts_early=step.starts_early, layer=parts[1].layer)
-
-
-@dataclass(frozen=True)
-class _OneKernel(Fused):
-    """All that a step does before its gradients leave."""
-
-    step: FusedStep
-
-    def workspace(self, kernels: Kernels) -> int:
-        return self.step.workspace(kernels)

@@ -166,6 +166,14 @@ def test_what_is_not_finite_shows_in_the_loss(single, device, rng, loss, value):
     assert not np.isfinite(case.run(single, device, 5)["loss"])
 
 
+@pytest.mark.parametrize("name", ["W1", "b1", "b2"])
+def test_a_NaN_that_looks_like_a_missing_number_comes(single, device, rng, name):
+    """Of all ones, which processors pass on."""
+    case = Case(rng, (5, 12, 7, 10))
+    getattr(case, name).view(np.uint32)[...] = 0xFFFFFFFF
+    assert all(np.isnan(array).all() for array in case.run(single, device, 5).values())
+
+
 def test_huge_logits(single, device, rng):
     """No overflow and no log(0), wherever the label is."""
     case = Case(rng, (40, 12, 4, 10), "softmax", "relu")

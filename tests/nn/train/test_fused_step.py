@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nn.program.fuse_step import _OneKernel
+from nn.launch.work import Fused
 from nn.train.check_each import OperationIsOff
 from tests.nn.small_runs import saved, using
 from train import train
@@ -56,17 +56,17 @@ def test_its_numbers_are_those_of_the_operations_apart(run):
 def test_each_operation_is_checked(run, monkeypatch):
     report, _ = run(check_each=3)
     assert report.phase(WHOLE).calls == 6
-    right = _OneKernel.in_numpy
+    right = Fused.in_numpy
 
     def wrong(self):
         compute = right(self)
 
         def off():
             compute()
-            self.step.dW1.host_view()[0, 300] *= 1.01
+            self.outputs[0].host_view()[0, 300] *= 1.01  # of dW1
 
         return off
 
-    monkeypatch.setattr(_OneKernel, "in_numpy", wrong)
+    monkeypatch.setattr(Fused, "in_numpy", wrong)
     with pytest.raises(OperationIsOff, match=WHOLE):
         run(check_each=1)
