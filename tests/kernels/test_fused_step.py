@@ -9,6 +9,7 @@ from nn.input.source import BatchCursor
 from nn.launch.fused_step import FusedStep, FusedStepShape, fused_step_fits
 from nn.launch.kernels import Kernels
 from nn.model import reference
+from pyrt.arrays import DeviceArray
 from tests import few
 
 ROWS, INPUTS, HIDDEN, CLASSES = [1, 3, 64, 65, 256], [5, 97, 784], [1, 7, 32, 33, 128], [2, 10, 32]
@@ -147,13 +148,32 @@ def test_any_grid(single, device, rng, blocks):
     assert all(runs[0][name].tobytes() == runs[1][name].tobytes() for name in NAMES)
 
 
+@pytest.mark.sanitizer
 def test_the_next_batch_is_the_next_launch(single, device, rng):
-    case = Case(rng, (4, 10, 7, 3))
+    """Nothing of an earlier launch is taken for news: places are used again in the next one, or the third."""
+    case = Case(rng, (3, 10, 7, 3))
     launch, out, _ = case.bind(single, device, 5)
-    device.run(launch)
-    device.run(launch)
-    case.place += 4
-    case.check({name: array.to_host() for name, array in out.items()})
+    for _ in range(4):
+        device.run(launch)
+        case.check({name: array.to_host() for name, array in out.items()})
+        case.place += 3
+
+
+def test_what_was_told_is_forgotten(single, device, rng, monkeypatch):
+    """At the end of a launch nothing is there but what it told of its rows, in one of two places in turn."""
+    made, make = [], DeviceArray.from_host
+    monkeypatch.setattr(DeviceArray, "from_host", lambda *given: made.append(make(*given)) or made[-1])
+    rows, _, _, classes = sizes = (3, 10, 7, 4)
+    launch, *_ = Case(rng, sizes).bind(single, device, 5)
+    news, _ = made[-2:]
+    shape = FusedStepShape.of(sizes, 5)
+    for number in range(3):
+        device.run(launch)
+        is_there = news.to_host().view(np.uint32) != 0xFFFFFFFF
+        sums, of_rows = np.split(is_there, [rows * shape.units * shape.chunks])
+        now, before = np.roll(of_rows.reshape(2, -1), number % 2, axis=0)
+        assert not sums.any() and not before.any()
+        assert now.sum() == rows * (2 * shape.units + classes + 1)
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
