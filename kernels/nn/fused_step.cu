@@ -1,6 +1,6 @@
 // A whole training step of a small network with one hidden layer, from the images to all gradients, in one launch.
 // architectures: sm_80 sm_90a
-// constants: REAL=float PIXEL=uint8|float32 NUMBER=float HEAD=softmax|sigmoid ACTIVATION=identity|sigmoid|tanh|relu UNITS=32|64|128
+// constants: REAL=float PIXEL=uint8|float32 HEAD=softmax|sigmoid ACTIVATION=identity|sigmoid|tanh|relu UNITS=32|64|128
 //
 // With X the batch's images / pixel_scale, and t the one-hot vector of a row's label:
 //   A = f(X W1^T + b1)      loss and G = scale (p - t) of A W2^T + b2, as head.cu has them      dZ = (G W2) f'(A)

@@ -1,4 +1,4 @@
-// First part of fused_step.cu: tiles of X W1^T.
+// First part of fused_step.cu: tiles of X W1^T, of pixels X that are not scaled yet.
 #pragma once
 
 const int ROWS = UNITS == 128 ? 32 : 16;  // of a tile: with many units arithmetic counts, and reading W1 again
@@ -36,7 +36,7 @@ __device__ inline void ask_for_images(const Step &step, const Batch &batch, cons
         if (step.wide)
             held[i].ask(image + column, there - column);
         else
-            put_pixels(image, there, step.pixel_scale, step.chunk, lane, WARP, tile.X + row * tile.stride);
+            put_pixels(image, there, step.chunk, lane, WARP, tile.X + row * tile.stride);
     }
 }
 
@@ -46,7 +46,7 @@ __device__ inline void put_images(const Step &step, const ForwardTile &tile, con
     if (step.wide)
 #pragma unroll
         for (int i = 0; i < ROWS / WARPS; i++)
-            held[i].put(step.pixel_scale, step.chunk - column,
+            held[i].put(step.chunk - column,
                         tile.X + (threadIdx.x / WARP + i * WARPS) * tile.stride + column);
 }
 

@@ -30,9 +30,9 @@ struct TileImages {
         if ((int)threadIdx.x >= step.rows)
             return;
         if (is_wide(step))
-            held.put(step.pixel_scale, step.across, x);
+            held.put(step.across, x);
         else
-            put_pixels(image, there, step.pixel_scale, step.across, 0, 1, x);
+            put_pixels(image, there, step.across, 0, 1, x);
     }
 
     __device__ static bool is_wide(const Step &step) { return step.wide && step.across % 4 == 0; }
@@ -63,7 +63,7 @@ __device__ inline void make_tile(const Step &step, int units, int tile, real *X,
     const int first = warp % (TILE_UNITS / THREAD_UNITS) * THREAD_UNITS, group = warp / (TILE_UNITS / THREAD_UNITS);
     const int mine = min(lane, step.across - 1);
     real sum[THREAD_UNITS] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int row = group; row < step.rows; row += GROUPS) {
         const real x = X[row * step.across + mine];
         const Four *const d = (const Four *)(dZ + row * TILE_UNITS + first);
@@ -90,7 +90,7 @@ __device__ inline void make_tile(const Step &step, int units, int tile, real *X,
         for (int g = 0; g < GROUPS; g++)
             total += sums[(g * TILE_UNITS + unit) * WARP + lane];
         if (inside && units * TILE_UNITS + unit < step.hidden)
-            dW1[(offset)(units * TILE_UNITS + unit) * step.inputs + feature] = total;
+            dW1[(offset)(units * TILE_UNITS + unit) * step.inputs + feature] = total / step.pixel_scale;
     }
 }
 

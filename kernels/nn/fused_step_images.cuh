@@ -1,4 +1,4 @@
-// Part of fused_step.cu: pixels of a batch's rows into shared memory, as numbers of the network's input.
+// Part of fused_step.cu: pixels of a batch's rows into shared memory, as they are: what is summed with them is scaled.
 #pragma once
 
 #include "nn/pixel.cuh"
@@ -33,7 +33,7 @@ struct HeldPixels {
                 four[i] = *(const FourPixels *)(image + 4 * i);
     }
 
-    __device__ void put(real scale, int count, real *x) const
+    __device__ void put(int count, real *x) const
     {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -43,18 +43,15 @@ struct HeldPixels {
             if (4 * i < inside)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    convert(four[i].of[j], scale, numbers.of[j]);
+                    numbers.of[j] = four[i].of[j];
             *(Four *)(x + 4 * i) = numbers;
         }
     }
 };
 
 // The same, of `count` pixels one by one, for images whose rows are not aligned.
-__device__ inline void put_pixels(const pixel *image, int inside, real scale, int count, int first, int by, real *x)
+__device__ inline void put_pixels(const pixel *image, int inside, int count, int first, int by, real *x)
 {
-    for (int i = first; i < count; i += by) {
-        x[i] = 0;
-        if (i < inside)
-            convert(image[i], scale, x[i]);
-    }
+    for (int i = first; i < count; i += by)
+        x[i] = i < inside ? image[i] : 0;
 }

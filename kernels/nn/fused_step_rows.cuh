@@ -51,7 +51,7 @@ __device__ inline LaneUnits activations(const Step &step, int row, int chunks, c
     }
 #pragma unroll
     for (int j = 0; j < LANE_UNITS; j++)
-        a.of[j] = ACTIVATE(a.of[j] + bias.of[j]);
+        a.of[j] = ACTIVATE(a.of[j] / step.pixel_scale + bias.of[j]);
     return a;
 }
 

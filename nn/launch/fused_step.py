@@ -189,7 +189,6 @@ class FusedStep:
             "nn/fused_step",
             "fused_step",
             PIXEL=np.dtype(self.images.dtype).name,
-            NUMBER="float",
             HEAD=self.loss,
             ACTIVATION=self.activation,
             UNITS=units,
