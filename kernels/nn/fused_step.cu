@@ -36,21 +36,19 @@ struct Step {
     int chunk, across;  // features of a tile, forward (a multiple of 8, at most 128) and back (at most 32)
     real pixel_scale, scale;
     bool wide;  // whether rows of images and W1 begin at multiples of four elements
-    // What blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the rows.
-    real *sums;
-    struct Rows {
-        real *A, *dZ, *G, *losses;  // rows x UNITS, the same, rows x classes, rows
-    } told, old;  // in this launch; in the one before, to be forgotten
+    // What blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the
+    // rows, in this launch, and in the one before, which is to be forgotten.
+    real *sums, *told, *old;
+
+    // Of the rows: A and dZ, rows x UNITS; G, rows x classes; losses.
+    __device__ real *A(real *of_rows) const { return of_rows; }
+    __device__ real *dZ(real *of_rows) const { return of_rows + rows * UNITS; }
+    __device__ real *G(real *of_rows) const { return of_rows + 2 * rows * UNITS; }
+    __device__ real *losses(real *of_rows) const { return of_rows + rows * (2 * UNITS + classes); }
 };
 
 typedef Numbers<4> Four;
 typedef Numbers<LANE_UNITS> LaneUnits;
-
-__device__ inline Step::Rows rows_at(const Step &step, real *memory)
-{
-    const int units = step.rows * UNITS;
-    return {memory, memory + units, memory + 2 * units, memory + 2 * units + step.rows * step.classes};
-}
 
 #include "nn/fused_step_images.cuh"
 
@@ -121,8 +119,8 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     step.wide = inputs % 4 == 0 && ((size_t)images | (size_t)W1) % 16 == 0;
     step.sums = news;
     const int turn = state[1], of_rows = (rows * (2 * UNITS + classes + 1) + 3) / 4 * 4;
-    step.told = rows_at(step, news + chunks * rows * UNITS + turn * of_rows);
-    step.old = rows_at(step, news + chunks * rows * UNITS + (1 - turn) * of_rows);
+    step.told = news + chunks * rows * UNITS + turn * of_rows;
+    step.old = news + chunks * rows * UNITS + (1 - turn) * of_rows;
     const Batch batch = {images, order + *place};
     const Ends ends = {shared};
     real *const own = ends.end(classes);  // of each part, what it needs in shared memory

@@ -43,7 +43,7 @@ __device__ inline void fetch_dZ(const Step &step, int unit, real *dZ)
 {
     const int VECTORS = TILE_UNITS / 4, AT_ONCE = MOST_ROWS * VECTORS / THREADS, APART = THREADS / VECTORS;
     const int first = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * 4;
-    const real *const source = step.told.dZ + first * UNITS + unit + column;
+    const real *const source = step.dZ(step.told) + first * UNITS + unit + column;
     Four heard[AT_ONCE];
     hear(heard, [&](int i) { return first + i * APART < step.rows ? source + i * APART * UNITS : nullptr; });
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ inline Factors fetch_factors(const Step &step, int unit, real *shared
     Four heard[MOST_ROWS * 2 / THREADS * 2];
     const auto half = [&](int i) { return thread + i / 2 * THREADS; };  // a row's four units
     hear(heard, [&](int i) {
-        const real *from = (i % 2 ? step.told.dZ : step.told.A) + half(i) / 2 * UNITS + unit + half(i) % 2 * 4;
+        const real *from = (i % 2 ? step.dZ(step.told) : step.A(step.told)) + half(i) / 2 * UNITS + unit + half(i) % 2 * 4;
         return half(i) < halves ? from : nullptr;
     });
 #pragma unroll
@@ -144,14 +144,14 @@ __device__ inline Factors fetch_factors(const Step &step, int unit, real *shared
 #pragma unroll 1
     for (int first = thread; first < all; first += AT_ONCE * THREADS) {
         Numbers<1> g[AT_ONCE];
-        hear(g, [&](int i) { return first + i * THREADS < all ? step.told.G + first + i * THREADS : nullptr; });
+        hear(g, [&](int i) { return first + i * THREADS < all ? step.G(step.told) + first + i * THREADS : nullptr; });
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             if (first + i * THREADS < all)
                 in.G[first + i * THREADS] = g[i].of[0];
     }
     Numbers<1> loss[1];
-    hear(loss, [&](int) { return thread < step.rows ? step.told.losses + thread : nullptr; });
+    hear(loss, [&](int) { return thread < step.rows ? step.losses(step.told) + thread : nullptr; });
     if (thread < step.rows)
         in.losses[thread] = loss[0].of[0];
     if (threadIdx.x == 0)

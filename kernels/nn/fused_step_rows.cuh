@@ -62,12 +62,12 @@ __device__ inline void forget_row(const Step &step, int row, int chunks)
 #pragma unroll 4
     for (int i = 0; i < chunks; i++)
         forget<LANE_UNITS>(step.sums + i * step.rows * UNITS + units);
-    forget<LANE_UNITS>(step.old.A + units);
-    forget<LANE_UNITS>(step.old.dZ + units);
+    forget<LANE_UNITS>(step.A(step.old) + units);
+    forget<LANE_UNITS>(step.dZ(step.old) + units);
     if (lane < step.classes)
-        forget<1>(step.old.G + row * step.classes + lane);
+        forget<1>(step.G(step.old) + row * step.classes + lane);
     if (lane == 0)
-        forget<1>(step.old.losses + row);
+        forget<1>(step.losses(step.old) + row);
 }
 
 // The logit of this lane's class, without its bias.
@@ -130,11 +130,11 @@ __device__ inline void pass_row(const Step &step, const Ends &ends, int row, int
         d.of[j] *= DERIVATIVE(a.of[j]);
 
     const int units = row * UNITS + lane * LANE_UNITS;
-    tell(step.told.dZ + units, d);
-    tell(step.told.A + units, a);
+    tell(step.dZ(step.told) + units, d);
+    tell(step.A(step.told) + units, a);
     if (inside)
-        tell<1>(step.told.G + row * step.classes + lane, {result.gradient});
+        tell<1>(step.G(step.told) + row * step.classes + lane, {result.gradient});
     if (target)
-        tell<1>(step.told.losses + row, {result.loss});
+        tell<1>(step.losses(step.told) + row, {result.loss});
     forget_row(step, row, chunks);
 }
