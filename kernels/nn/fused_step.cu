@@ -149,6 +149,7 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
             label = labels[batch.order[row]];
         pass_row(step, ends, row, label, chunks);
     }
+    __syncthreads();  // no warp looks for rows sooner: in vain, and in the way of those that come
 
 #pragma unroll 1
     for (int task = mine; task < tasks; task += gridDim.x) {
