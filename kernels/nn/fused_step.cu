@@ -71,12 +71,9 @@ typedef Numbers<LANE_UNITS> LaneUnits;
 #include "nn/fused_step_gradients.cuh"
 
 // The next launch is for the next batch, and tells its numbers in the other place: once all blocks, which `state`
-// counts, have read where this one is.
+// counts, have read where this one is. For a thread whose warp has no row where blocks are many.
 __device__ inline void end_of_reading(int *state, int *place, int advance, int places)
 {
-    __syncthreads();
-    if (threadIdx.x > 0)
-        return;
     __threadfence();
     if (atomicInc((unsigned *)&state[0], gridDim.x - 1) == gridDim.x - 1) {
         move_on(place, advance, places);
@@ -130,7 +127,7 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     const int number = (int)threadIdx.x < rows ? batch.order[threadIdx.x] : 0;
     int label = row < rows ? labels[batch.order[row]] : 0;
     forward(step, batch, W1, own, chunks);
-    end_of_reading(state, place, advance, places);
+    __syncthreads();
 
     const int sum_tasks = (hidden + SUM_UNITS - 1) / SUM_UNITS, features = (inputs + across - 1) / across;
     const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS), mine = blockIdx.x;
@@ -143,6 +140,8 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
         images_of_tile.put(step, own);
     __syncthreads();
 
+    if (threadIdx.x == THREADS - 1)
+        end_of_reading(state, place, advance, places);
 #pragma unroll 1
     for (; row < rows; row += WARPS * gridDim.x) {
         if (row >= WARPS * (int)gridDim.x)

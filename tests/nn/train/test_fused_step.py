@@ -36,9 +36,11 @@ def test_it_trains_the_network_of_the_reference(run, rates, loss, activation):
     assert report.phase(WHOLE).calls == 6 == report.phase("step").calls
 
 
-def test_the_bits_are_the_same_however_steps_get_there(run):
-    """In graphs, launched one by one, and from batches that threads gather."""
+def test_the_bits_are_the_same_however_steps_get_there(driver, run):
+    """In graphs, launched one by one, from batches that threads gather, and in whatever order blocks run."""
     ways = [{}, {}, {"graph": False}, {"placement": "stream"}, {"placement": "stream", "graph": False}]
+    if driver.name == "emulated":
+        ways += [{"sanitize": True}, {"order_seed": 3}]
     outcomes = [run(**way) for way in ways]
     assert all(report.phase(WHOLE).calls == 6 for report, _ in outcomes)
     assert all(weights == outcomes[0][1] for _, weights in outcomes)
