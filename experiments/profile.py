@@ -73,7 +73,7 @@ FEW_SAMPLES, FEW_EPOCHS = 6000, 12
 """Of the small size on the CPU."""
 
 _GROUP_OF = (
-    (r"forward GEMM \d+ to .*", MERGED),
+    (r"(scale pixels|forward GEMM \d+) to .*", MERGED),
     (r"forward GEMM \d+", FORWARD),
     (r"backward GEMM \d+", BACKWARD),
     (r"scale pixels|split operands|bias and activation \d+|activation gradient \d+|bias gradient \d+", OTHER),

@@ -4,13 +4,8 @@
 #pragma once
 
 #include "comm/patience.cuh"
+#include "missing.cuh"
 #include "vec4.cuh"
-
-// What no number in flight looks like: a NaN of all ones. One that does is sent as another NaN.
-__device__ inline bool is_missing(float x) { return __float_as_uint(x) == 0xffffffffu; }
-__device__ inline bool is_missing(double x) { return __double_as_longlong(x) == -1; }
-__device__ inline float missing(float) { return __uint_as_float(0xffffffffu); }
-__device__ inline double missing(double) { return __longlong_as_double(-1); }
 
 __device__ inline bool is_missing(const Vec4 &x)
 {
@@ -63,8 +58,7 @@ __device__ inline Vec4 never_missing(Vec4 x)
 {
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
-        if (is_missing(x.of[j]))
-            x.of[j] = (real)__uint_as_float(0x7fffffffu);
+        x.of[j] = never_missing(x.of[j]);
     return x;
 }
 

@@ -26,41 +26,7 @@
 // and none that is not finite goes unnoticed. The loss is right in the lane of the label.
 // ---------------------------------------------------------------------------------------------------------
 
-// A butterfly: after it every lane holds the same bits, since a + b == b + a.
-__device__ inline real row_sum(real value)
-{
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2)
-        value += __shfl_xor_sync(ALL_LANES, value, distance);
-    return value;
-}
-
-__device__ inline real row_max(real value)
-{
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2)
-        value = fmax(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    return value;
-}
-
-struct LossAndGradient {
-    real loss, gradient;
-};
-
-__device__ inline LossAndGradient head_softmax(real logit, bool inside, bool target, real scale)
-{
-    const real below = logit - row_max(inside ? logit : -INFINITY);
-    const real e = exp(below);
-    const real sum = row_sum(inside ? e + 0 * logit : 0);
-    return {scale * (log(sum) - below), scale * (e / sum - target)};
-}
-
-__device__ inline LossAndGradient head_sigmoid(real logit, bool inside, bool target, real scale)
-{
-    const real e = exp(-fabs(logit));
-    const real loss = scale * (fmax(logit, real(0)) - real(target) * logit + log1p(e));
-    return {row_sum(inside ? loss : 0), scale * ((logit < 0 ? e : real(1)) / (1 + e) - target)};
-}
+#include "nn/row_head.cuh"
 
 // Losses and G of the chunk's rows, from the logits of all slices.
 __device__ inline void heads(const Chunk &chunk, int halvings, real bias, real scale)

@@ -2,11 +2,7 @@
 #pragma once
 
 #include "bfloat16.cuh"
-
-typedef unsigned char uint8;
-typedef float float32;
-typedef double float64;
-typedef PIXEL pixel;
+#include "nn/pixel.cuh"
 
 typedef NUMBER number;
 

@@ -16,6 +16,7 @@ from nn.launch.conv.narrow import fits_narrow
 from nn.launch.conv.shared import shared_fits
 from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.conv.winograd import fits_winograd, gains_by_winograd
+from nn.launch.fused_step import fused_step_fits
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
@@ -64,6 +65,7 @@ class Kernels:
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
             raise ValueError(f"math of mma is {', '.join(MMA_COMPONENTS)}, not {math!r}")
+        self._may_fuse_step = gemm == "auto"  # who names a product wants to see it
         self.math, self.components = math, COMPONENTS[math]
         self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["tf32"])
         self._lent = DeviceArray(library.driver, 0, (0,), np.dtype(np.uint8), 0)
@@ -123,6 +125,11 @@ class Kernels:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""
         limit = self.driver.shared_memory
         return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
+
+    def fuses_step(self, sizes: tuple[int, int, int, int]) -> bool:
+        """Return whether one kernel does a step of so many rows, inputs, hidden units and classes."""
+        driver, may = self.driver, self._may_fuse_step and self.uses_tensor_cores
+        return may and fused_step_fits(sizes, driver.multiprocessors, driver.shared_memory)
 
     @contextmanager
     def lent(self, memory: DeviceArray | None) -> Iterator[None]:

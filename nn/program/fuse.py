@@ -13,8 +13,9 @@ from nn.program.fuse_arrays import FuseColumnSums, FuseEpilogue
 from nn.program.fuse_classifier import FuseClassifier
 from nn.program.fuse_components import ComponentRules
 from nn.program.fuse_images import FuseConvolution, FuseOutputGradient
+from nn.program.fuse_step import FuseStep
 from nn.program.operations import Item
-from nn.program.rewrite import rewrite
+from nn.program.rewrite import Rule, rewrite
 from pyrt.arrays import DeviceArray
 
 
@@ -23,18 +24,21 @@ def fuse(
     kernels: Kernels | None,
     take_components: TakeComponents,
     known: Sequence[tuple[DeviceArray, Components]] = (),
+    alone: bool = False,
 ) -> list[Item]:
     """Return the list as it runs with these kernels; NumPy's (None) as it is.
 
     ``known`` are matrices that are there as components when the list begins; ``take_components`` makes room
-    for others.
+    for others. ``alone``: no other rank can have kernels on the same device.
     """
     if kernels is None or not kernels.uses_tensor_cores:
         return list(items)
+    whole: list[Rule] = [FuseStep(kernels)] if alone else []  # whose blocks must all run at once
     if kernels.uses_components:
-        rules = ComponentRules(kernels, take_components, known).rules
+        rules = [*whole, *ComponentRules(kernels, take_components, known).rules]
     else:
         rules = [
+            *whole,
             FuseClassifier(kernels),
             FuseOutputGradient(),
             FuseConvolution(kernels),

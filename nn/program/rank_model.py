@@ -108,7 +108,7 @@ class RankModel:
         if self.numbers.apart:
             return list(items)
         take_components = partial(Components.within, self._memory.empty)
-        return fuse(items, self.kernels, take_components, self._known)
+        return fuse(items, self.kernels, take_components, self._known, self.shard.plan.ranks == 1)
 
     def place(self, items: Sequence[Item], results: Sequence[DeviceArray] = ()) -> Placed:
         """Place the arrays of a list as it will run; lists run one after another, and share memory."""

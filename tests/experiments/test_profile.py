@@ -140,6 +140,7 @@ def test_every_phase_of_a_run_is_of_a_step_or_of_a_start_or_of_the_end(tmp_path:
     "phase, group",
     [
         ("forward GEMM 2 to bias gradient 1", groups.MERGED),
+        ("scale pixels to backward GEMM 3", groups.MERGED),
         ("forward GEMM 12", groups.FORWARD),
         ("backward GEMM 3", groups.BACKWARD),
         ("bias gradient 1", groups.OTHER),
