@@ -7,8 +7,8 @@ Random weights of which some are left, with random codes; normal inputs, one sam
 products: the dense weights in float32, bf16, signed bytes and signs. Results are compared with float64 first,
 and what is wrong ends in exit code 1. Each product is timed twice: on copies of the weights in turns, so many
 that no cache holds them, and on one copy, which a cache may hold. Beside it: the bytes that it must read and
-write, the time of those at the rate of a large update of parameters, and the first time in units of that. cuSPARSE and cuBLAS
-run in PyTorch (bench/baselines/torch_sparse.py), in the same two ways.
+write, the time of those at the rate of a large update of parameters, and the first time in units of that.
+cuSPARSE and cuBLAS run in PyTorch (bench/baselines/torch_sparse.py), in the same two ways.
 """
 
 from __future__ import annotations
