@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pyrt.errors import shown
+from pyrt.errors import UserError, shown
 from pyrt.job import Job, run
 from pyrt.phases import Phases
 
@@ -60,6 +60,10 @@ def main(job: Job) -> int:
         with open_runtime() as runtime:
             data = load.finish(reading, runtime, console)
         with job.agree():
+            if data.test_images is None:
+                raise UserError(
+                    f"--data: {data.name} has no test images to score with: give data that has them"
+                )
             network = line.options.make_network(data.image_shape, data.classes)
         compress(line, Retraining(line.options, network, data, job, open_runtime), console)
     return 0

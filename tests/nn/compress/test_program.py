@@ -241,6 +241,13 @@ def test_mistakes_are_one_line(
     assert set(trained.parent.iterdir()) == before
 
 
+def test_data_without_test_images_are_refused(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    with np.load(trained.parent / "data.npz") as data:
+        np.savez(trained.parent / "data.npz", x_train=data["x_train"], y_train=data["y_train"])
+    with pytest.raises(UserError, match="no test images"):
+        compress(monkeypatch, trained, "--out", trained.parent / "light.pyrtz")
+
+
 def test_a_file_of_another_network_is_refused(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
     values = parameters.load(trained, NETWORK, "float32")
     run = parameters.run_metadata(trained)
