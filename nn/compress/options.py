@@ -23,6 +23,9 @@ from pyrt.arguments import Parser
 from pyrt.errors import UserError, shown
 from pyrt.job import Job
 
+DESCRIPTION = "Make a trained network small: prune it and train again, let weights share values, encode them."
+EPILOG = "Example: python -m nn.compress run.npz --prune 0.92 --rounds 4 --bits 6,5 --out run.pyrtz"
+
 SHARED = (
     *("data", "channels", "classes", "augment", "samples", "val_fraction"),
     *("batch", "optimiser", "lr", "momentum", "beta1", "beta2", "eps", "reg", "seed"),
@@ -137,11 +140,13 @@ def _plain(value: Any) -> Any:
 
 def parse(arguments: Sequence[str]) -> CommandLine:
     """Parse the command line. Raises UserError if it makes no sense."""
-    parser = Parser("python -m nn.compress", __doc__, other_names=OTHER_NAMES)
+    parser = Parser("python -m nn.compress", DESCRIPTION, EPILOG, other_names=OTHER_NAMES)
     fields = {field.name: field for field in dataclasses.fields(Options)}
     parser.add_argument("init", type=file_name, metavar="FILE", help="a trained network, as --save wrote it")
     _add_own(parser.add_argument)
-    shared = parser.add_argument_group("as for train.py; how it was trained is read from FILE")
+    shared = parser.add_argument_group(
+        "as for train.py; how FILE was trained is read from it, a tenth of its --lr is taken"
+    )
     for name in SHARED:
         add_option(shared, fields[name])
     given = vars(parser.parse_args(arguments))
