@@ -1,4 +1,4 @@
-// What becomes of weight gradients while a compressed network trains (nn/model/constraint.py).
+// Changes weight gradients so that pruned weights stay 0 and shared ones equal (nn/model/constraint.py).
 // constants: REAL=float|double
 
 #include "common.cuh"

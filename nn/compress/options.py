@@ -51,7 +51,7 @@ BITS = {"dense": 6, "convolution": 8}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to do with a network. Each list has a number for all layers with weights, or one for each."""
+    """Says what to do with a network. Each list has a number for all layers with weights, or one for each."""
 
     prune: tuple[float, ...] | None = None
     """The shares of weights that go; None: the paper's."""

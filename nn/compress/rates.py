@@ -1,4 +1,4 @@
-"""What compression saves, layer by layer: the tables of the paper (Han et al. 2016, tables 2 to 5).
+"""Weighs what compression saves, layer by layer: the tables of the paper (Han et al. 2016, tables 2 to 5).
 
 Twice: by the paper's accounting, and by the bytes of the file. P is pruning, Q shared weights, H Huffman
 codes. A layer's row has its weights alone; the bytes of its file have its biases too.

@@ -1,4 +1,4 @@
-"""How sensitive each layer is to pruning: accuracy over the share kept of its weights, it alone pruned."""
+"""Finds how sensitive each layer is to pruning: accuracy over the share kept, it alone pruned."""
 
 from __future__ import annotations
 

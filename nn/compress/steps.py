@@ -23,7 +23,7 @@ from pyrt.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Step:
-    """What a step left: its name, the parameters, their accuracy on the test set and their loss."""
+    """Keeps what a step left: its name, the parameters, their accuracy on the test set and their loss."""
 
     name: str
     parameters: Parameters

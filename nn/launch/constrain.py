@@ -1,4 +1,4 @@
-"""What becomes of weight gradients while a compressed network trains (kernels/nn/constrain.cu)."""
+"""Changes gradients so that pruned weights stay 0 and shared ones equal (kernels/nn/constrain.cu)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights keep while a compressed network trains: those that are 0 stay 0, shared ones stay equal."""
+"""Keeps weights that are 0 at 0, and shared ones equal, while a compressed network trains."""
 
 from __future__ import annotations
 
