@@ -58,9 +58,36 @@ _MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (1
 _MEET, _PART = 1.8, 0.09
 _FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
 
-# Of single components, which take so little that the cache limits: beginning and end, and each tile along k.
-_SINGLE = {(128, 64): (1.0, 0.21), (128, 128): (3.8, 0.305), (192, 128): (5.6, 0.44), (128, 256): (6.9, 0.59)}
-_CROWDED = {(64, 64): (2.0, 0.23), (128, 64): (1.25, 0.34), (192, 64): (3.0, 0.45), (64, 128): (3.0, 0.34)}
+# Measured, by the components of A and B: beginning and end, and each tile along k. Single components take so
+# little that the cache limits. One warpgroup of 64 x 128 has no other to multiply while it stores what a
+# layer leaves: in a step it takes longer than alone.
+_MEASURED = {
+    (1, 1): {
+        (128, 64): (1.0, 0.21),
+        (128, 128): (3.8, 0.305),
+        (192, 128): (5.6, 0.44),
+        (128, 256): (6.9, 0.59),
+    },
+    (1, 2): {
+        **{(64, 64): (1.5, 0.267), (128, 64): (1.0, 0.52), (192, 64): (2.5, 0.55)},
+        **{(64, 128): (2.8, 0.356), (128, 128): (3.2, 0.7)},
+    },
+    (2, 1): {
+        **{(64, 64): (2.0, 0.18), (128, 64): (2.5, 0.285), (192, 64): (2.1, 0.6)},
+        **{(64, 128): (2.2, 0.355), (128, 128): (3.0, 0.69)},
+    },
+    (2, 2): {
+        **{(64, 64): (2.7, 0.285), (128, 64): (2.4, 0.592), (192, 64): (2.0, 1.0)},
+        **{(64, 128): (3.5, 0.59), (128, 128): (2.7, 1.106)},
+    },
+}
+_CROWDED = {
+    (1, 1): {
+        **{(64, 64): (2.0, 0.23), (128, 64): (1.25, 0.34), (192, 64): (3.0, 0.45)},
+        (64, 128): (3.0, 0.34),
+    },
+    (2, 1): {(64, 64): (2.0, 0.25), (128, 64): (1.0, 0.53)},
+}
 """The same, but where the blocks are more than one for each multiprocessor."""
 
 _TWO_AT_ONCE = 128, 64
@@ -109,18 +136,18 @@ def predicted(
     tiling: Tiling, M: int, N: int, K: int, components_a: int, components_b: int, multiprocessors: int
 ) -> float:
     """Microseconds that a product cut like this should take on so many multiprocessors."""
-    tile, is_single = (tiling.rows, tiling.columns), components_a == components_b == 1
+    tile, kind = (tiling.rows, tiling.columns), (components_a, components_b)
     count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
-    is_crowded = is_single and count > multiprocessors and tile in _CROWDED
+    is_crowded = count > multiprocessors and tile in _CROWDED.get(kind, ())
     if is_crowded:
-        begin, each = _CROWDED[tile]
-    elif is_single and tile in _SINGLE:
-        begin, each = _SINGLE[tile]
+        begin, each = _CROWDED[kind][tile]
+    elif tile in _MEASURED.get(kind, ()):
+        begin, each = _MEASURED[kind][tile]
     else:
         begin, each = _LAUNCH, _tile_time(tiling, components_a, components_b)
     # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
     waves = count / multiprocessors
-    if waves < 4 and not (is_crowded and tile == _TWO_AT_ONCE):
+    if waves < 4 and not (kind == (1, 1) and is_crowded and tile == _TWO_AT_ONCE):
         waves = blocks(count, multiprocessors)
     time = begin + blocks(_tiles_deep(K), tiling.parts) * each
     if tiling.parts > 1:
