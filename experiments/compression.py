@@ -61,8 +61,14 @@ def _train(point: Point, folder: Path, setup: Setup) -> str:
         load(point["data"])  # a download has all the time that it needs, a run of train.py has not
     except UserError as error:
         return str(error)
-    report = jobs.train(1, [*point["train"].split(), "--save", str(_trained(folder))], setup)
+    words = [*point["train"].split(), "--save", str(_trained(folder))]
+    report = jobs.train(1, words, setup, _threads(setup))
     return str(report.get(FAILED, ""))
+
+
+def _threads(setup: Setup) -> dict[str, str]:
+    """Give NumPy one thread: the products are small, and threads that wait for each other take longer."""
+    return {} if setup.gpus else jobs.blas(1)
 
 
 def _trained(folder: Path) -> Path:
@@ -73,7 +79,7 @@ def _rows(point: Point, folder: Path, setup: Setup) -> list[Row]:
     """Return a row for each layer and their total; of a scan, for each layer and share; one if it fails."""
     scans = point["method"] == SCAN
     output = ["--sensitivity", f"{folder / 'scan.png'}"] if scans else ["--out", f"{folder / 'light.pyrtz'}"]
-    report = jobs.compress([str(_trained(folder)), *point["words"].split(), *output], setup)
+    report = jobs.compress([str(_trained(folder)), *point["words"].split(), *output], setup, _threads(setup))
     return jobs.failed_rows(report) or (_scanned(report) if scans else rows_of(report))
 
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 LOSS = 0.01
 """The loss of accuracy that is called small."""
 
-_ROUNDING = 1e-9
-"""Of accuracies, which are fractions of whole numbers: a loss of LOSS to the image is one of LOSS."""
-
 _SHOWN = 0.1
 """How far below the trained network's accuracy the figure of rates goes."""
 
@@ -70,7 +67,7 @@ def _reached(run: Any, paper: Paper, times: float) -> str:
     more = _error(run.accuracy) - _error(run.accuracy_before)
     missed = [
         *([f"{times:.1f} times"] if times < paper.times else []),
-        *([f"{more:.2f} % more errors"] if more > _ROUNDING else []),
+        *([f"{more:.2f} % more errors"] if more > 0 else []),
     ]
     return f"The goal, {paper.times} times and no more errors, is " + (
         f"missed: {' and '.join(missed)}." if missed else "reached."
@@ -107,7 +104,7 @@ def _rates(name: str, rows: pd.DataFrame, setup: Setup, result: Section) -> None
 
 def _smallest(method: str, curve: pd.DataFrame, before: float) -> str:
     """Say how small a curve's file gets while the loss of accuracy is small."""
-    good = curve[curve.accuracy >= before - LOSS - _ROUNDING]
+    good = curve[curve.accuracy >= before - LOSS]
     if not len(good):
         return f"{method} at no point here"
     best = good.loc[good.file_bytes.idxmin()]
@@ -141,7 +138,7 @@ def _scan(name: str, rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 def _needed(curve: pd.DataFrame) -> float:
     """Return the least share of a layer down to which the loss stays small."""
     falling = curve.sort_values("kept", ascending=False)
-    lost = falling.accuracy < falling.accuracy.iloc[0] - LOSS - _ROUNDING
+    lost = falling.accuracy < falling.accuracy.iloc[0] - LOSS
     return float(falling.kept[~lost.cummax()].min())
 
 

@@ -44,7 +44,7 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
         asked.write_text(json.dumps(points))
         words = ["-m", "experiments.worker", study, str(asked), str(setup.folder)]
         ranks = points[0].get("ranks", 1)
-        with _started(ranks, words, _blas(points[0].get("threads")), log) as job:
+        with _started(ranks, words, blas(points[0].get("threads")), log) as job:
             assert job.stdout is not None
             number = 0
             for number, line in enumerate(job.stdout, 1):
@@ -62,9 +62,11 @@ def train(
     return report_of("train.py", ranks, ["train.py", *words], setup, variables or {})
 
 
-def compress(words: Sequence[str], setup: Setup) -> dict[str, Any]:
+def compress(
+    words: Sequence[str], setup: Setup, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run `python -m nn.compress` on one rank: return what `report_of` says of it."""
-    return report_of("nn.compress", 1, ["-m", "nn.compress", *words], setup, {})
+    return report_of("nn.compress", 1, ["-m", "nn.compress", *words], setup, variables or {})
 
 
 def report_of(
@@ -102,7 +104,8 @@ def _listen(job: subprocess.Popen[str], begin: float, lines: list[tuple[float, s
         lines.append((time.perf_counter() - begin, line.rstrip("\n")))
 
 
-def _blas(threads: int | None) -> dict[str, str]:
+def blas(threads: int | None) -> dict[str, str]:
+    """Return the variables that give BLAS so many threads a rank; None: as many as it takes."""
     return dict.fromkeys(_BLAS, str(threads)) if threads is not None else {}
 
 
