@@ -1,4 +1,4 @@
-"""Jobs that measure: ranks under mpirun which take one point after another, and runs of train.py."""
+"""Jobs that measure: ranks under mpirun which take one point after another, and runs of programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from experiments.study import FAILED, Point, Row, Setup, Taken
 ROOT = Path(__file__).resolve().parents[1]
 
 TIMEOUT = 300
-"""Seconds that a run of train.py may take."""
+"""Seconds that a run of a program may take."""
 
 _BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -44,7 +44,7 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
         asked.write_text(json.dumps(points))
         words = ["-m", "experiments.worker", study, str(asked), str(setup.folder)]
         ranks = points[0].get("ranks", 1)
-        with _started(ranks, words, _blas(points[0].get("threads")), log) as job:
+        with _started(ranks, words, blas(points[0].get("threads")), log) as job:
             assert job.stdout is not None
             number = 0
             for number, line in enumerate(job.stdout, 1):
@@ -58,27 +58,41 @@ def _job(study: str, points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def train(
     ranks: int, words: Sequence[str], setup: Setup, variables: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run `train.py` and return its --json report; a dict with FAILED alone if it does not end well.
+    """Run `train.py`: return what `report_of` says of it. ``variables`` are for its environment."""
+    return report_of("train.py", ranks, ["train.py", *words], setup, variables or {})
 
-    ``variables`` are for its environment. Beside the report: ``shell``, seconds from the start of the command
-    to its end, and ``lines``, what it printed, each line with the seconds after which it came.
+
+def compress(
+    words: Sequence[str], setup: Setup, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run `python -m nn.compress` on one rank: return what `report_of` says of it."""
+    return report_of("nn.compress", 1, ["-m", "nn.compress", *words], setup, variables or {})
+
+
+def report_of(
+    name: str, ranks: int, command: Sequence[str], setup: Setup, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a program of Python; return its --json report, or a dict with FAILED alone if it does not end well.
+
+    Beside the report: ``shell``, seconds from the start of the command to its end, and ``lines``, what it
+    printed, each line with the seconds after which it came.
     """
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as scratch, (setup.folder / "log.txt").open("a") as log:
         report = Path(scratch) / "report.json"
         begin = time.perf_counter()
         try:
-            with _started(ranks, ["train.py", *words, "--json", str(report)], variables or {}, log) as job:
+            with _started(ranks, [*command, "--json", str(report)], variables, log) as job:
                 listener = Thread(target=_listen, args=(job, begin, lines), daemon=True)
                 listener.start()
                 job.wait(TIMEOUT)
                 shell = time.perf_counter() - begin
                 listener.join(TIMEOUT)
         except subprocess.TimeoutExpired:
-            return {FAILED: f"train.py was not done after {TIMEOUT} s"}
+            return {FAILED: f"{name} was not done after {TIMEOUT} s"}
         if job.returncode != 0:
             last = _last_line(setup.folder / "log.txt")
-            return {FAILED: f"train.py ended with {job.returncode}: {last}"}
+            return {FAILED: f"{name} ended with {job.returncode}: {last}"}
         content: dict[str, Any] = json.loads(report.read_text())
         return {**content, "shell": shell, "lines": lines}
 
@@ -90,7 +104,8 @@ def _listen(job: subprocess.Popen[str], begin: float, lines: list[tuple[float, s
         lines.append((time.perf_counter() - begin, line.rstrip("\n")))
 
 
-def _blas(threads: int | None) -> dict[str, str]:
+def blas(threads: int | None) -> dict[str, str]:
+    """Return the variables that give BLAS so many threads a rank; None: as many as it takes."""
     return dict.fromkeys(_BLAS, str(threads)) if threads is not None else {}
 
 
@@ -131,5 +146,5 @@ def _last_line(log: Path) -> str:
 
 
 def failed_rows(report: dict[str, Any]) -> list[Row]:
-    """Return the row of a run of train.py that did not end well; none if it did."""
+    """Return the row of a run that did not end well; none if it did."""
     return [{FAILED: report[FAILED]}] if FAILED in report else []

@@ -1,4 +1,4 @@
-"""experiments/jobs.py and worker.py: points in jobs, what ends a job, runs of train.py."""
+"""experiments/jobs.py and worker.py: points in jobs, what ends a job, runs of programs."""
 
 import os
 import textwrap
@@ -72,3 +72,9 @@ def test_train_gives_the_report_or_says_why_there_is_none(setup):
     assert "ended with 2: train.py: error: --hidden 0" in failed[FAILED]
     assert jobs.failed_rows(failed) == [failed]
     assert jobs.failed_rows(report) == []
+
+
+def test_compress_says_why_there_is_no_report(setup):
+    failed = jobs.compress(["nothing.npz", "--out", "light.txt"], setup)
+    assert list(failed) == [FAILED]
+    assert "nn.compress ended with 2: " in failed[FAILED] and "call it FILE.pyrtz" in failed[FAILED]
