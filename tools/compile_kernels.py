@@ -85,10 +85,14 @@ def compile_one(file: Path, constants: dict[str, str], architecture: str) -> Com
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     files = [Path(name).resolve() for name in arguments] or sorted(KERNELS.rglob("*.cu"))
-    if not files:
-        print(f"kernels: error: no .cu file in {KERNELS}", file=sys.stderr)
-        return 1
+    missing = [file for file in files or [KERNELS / "*.cu"] if not file.is_file()]
+    if missing:
+        print(f"kernels: error: {missing[0]} is not there: name .cu files of kernels/", file=sys.stderr)
+        return 2
     jobs = {file: jobs_of(file) for file in dict.fromkeys(files)}
     count, cores, start = sum(map(len, jobs.values())), len(os.sched_getaffinity(0)), time.perf_counter()
     print(f"{count} compilations of {len(jobs)} files, {cores} at a time", flush=True)
