@@ -1,11 +1,11 @@
 """The weights of one layer as inference multiplies with them: sparse ones that share values, bytes, signs.
 
-Made on the host from the weights (units, inputs); there they stay for the devices that take them.
+Made on the host from the weights (units, inputs), or filters (filters, pixels); devices get copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
@@ -13,16 +13,20 @@ from typing import Protocol
 import numpy as np
 
 from nn.launch.binary import BinaryProduct, binarise
+from nn.launch.conv.convolution import Convolution
+from nn.launch.conv.quantised import QuantisedConvolution
 from nn.launch.csr import CODES, Csr, SparseMatrix, csr_of
+from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.int8 import MOST_INPUTS, Int8Product, quantise
 from nn.launch.quantised import QuantisedProduct, QuantisedRows
+from nn.launch.shapes import launches
 from nn.launch.sparse import FEW, SparseProduct
 from nn.launch.work import Work
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
 
-Product = Callable[[DeviceArray, DeviceArray, DeviceArray | None, str], Work]
-"""Makes the work Y = f(X W^T + bias) of Y, X, bias and f; X (samples, inputs), Y (samples, units)."""
+InsteadOf = Callable[[Product | Convolution, Epilogue], Sequence[Work]]
+"""Makes what takes the place of a layer's product or convolution, and of its bias and activation."""
 
 
 class StaysDense(ValueError):
@@ -36,7 +40,7 @@ class LightMatrix(Protocol):
     def nbytes(self) -> int:
         """The bytes that a product reads of them."""
 
-    def on_device(self, driver: Driver, layer: int) -> Product:
+    def on_device(self, driver: Driver, layer: int) -> InsteadOf:
         """Copy them to a device, as weights of that layer; return what multiplies with them there."""
 
 
@@ -64,7 +68,7 @@ class SparseWeights:
     def _interleaved(self) -> Csr:
         return self.csr.interleaved()
 
-    def on_device(self, driver: Driver, layer: int) -> Product:
+    def on_device(self, driver: Driver, layer: int) -> InsteadOf:
         """Copy them when a product first needs them, in the order that its number of samples wants."""
 
         @cache
@@ -72,10 +76,14 @@ class SparseWeights:
             with driver.ledger.of("weights", layer):
                 return SparseMatrix.from_host(driver, self._interleaved if for_few else self.csr)
 
-        def product(Y: DeviceArray, X: DeviceArray, bias: DeviceArray | None, activation: str) -> Work:
-            return SparseProduct(Y, X, matrix(X.shape[0] <= FEW), bias, activation)
+        def instead_of(plain: Product | Convolution, after: Epilogue) -> Sequence[Work]:
+            assert isinstance(plain, Product), "convolutions stay dense"
+            return [
+                SparseProduct(Y, X, matrix(X.shape[0] <= FEW), after.bias, after.activation)
+                for Y, X in _parts(plain)
+            ]
 
-        return product
+        return instead_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,11 +111,19 @@ class QuantisedWeights:
     def nbytes(self) -> int:
         return self.numbers.nbytes + self.scales.nbytes
 
-    def on_device(self, driver: Driver, layer: int) -> Product:
+    def on_device(self, driver: Driver, layer: int) -> InsteadOf:
         with driver.ledger.of("weights", layer):
             W = QuantisedRows.from_host(driver, self.inputs, self.numbers, self.scales)
 
-        def product(Y: DeviceArray, X: DeviceArray, bias: DeviceArray | None, activation: str) -> Work:
-            return self.kind(Y, X, W, bias, activation)
+        def instead_of(plain: Product | Convolution, after: Epilogue) -> Sequence[Work]:
+            if isinstance(plain, Convolution):
+                return [QuantisedConvolution(plain, W, self.kind, after.bias, after.activation)]
+            return [self.kind(Y, X, W, after.bias, after.activation) for Y, X in _parts(plain)]
 
-        return product
+        return instead_of
+
+
+def _parts(plain: Product) -> Iterator[tuple[DeviceArray, DeviceArray]]:
+    """Yield the rows of D and A of each launch: D = A W^T."""
+    for start, stop in launches(plain.D.shape[0]):
+        yield plain.D.rows(start, stop), plain.A.rows(start, stop)

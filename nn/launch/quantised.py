@@ -147,7 +147,11 @@ class QuantisedProduct(Work):
         return X.numbers, X.scales, self.W.numbers, self.W.scales
 
     def in_numpy(self) -> Compute:
-        x, y = self.X.host_view(), self.Y.host_view()
+        return self.in_numpy_of(self.X.host_view())
+
+    def in_numpy_of(self, x: np.ndarray) -> Compute:
+        """Bind NumPy to samples (samples, inputs) that lie elsewhere than X."""
+        y = self.Y.host_view()
         w, scales = self.W.numbers.host_view(), self.W.scales.host_view()
         bias = self.bias.host_view() if self.bias is not None else np.float32(0)
 

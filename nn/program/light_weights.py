@@ -1,6 +1,7 @@
 """Inference with a network's light weights as they are: which layers have them, and the rule for the list.
 
-- A product of a dense layer, with its bias and activation, becomes one product with the light weights.
+- The product of a dense layer, or a convolution, becomes one with the light weights; its bias and activation
+  go into it.
 
 Weights that are light are not there as floats: nothing but what the rule replaces may read them.
 """
@@ -12,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nn.launch.conv.convolution import Convolution
+from nn.launch.conv.gathered import result_of
 from nn.launch.gemm.product import Product
-from nn.launch.light import LightMatrix, QuantisedWeights, SparseWeights, StaysDense
-from nn.launch.light import Product as LightProduct
-from nn.launch.shapes import MAX_GRID_Y
+from nn.launch.light import InsteadOf, LightMatrix, QuantisedWeights, SparseWeights, StaysDense
 from nn.model.dense import Dense
 from nn.model.network import Network
 from nn.program.known_components import epilogue_of
@@ -67,14 +68,12 @@ class LightWeights:
     @property
     def text(self) -> str:
         """Say what each layer has, and what the light weights weigh."""
-        light, whole = (
-            sum(matrix.nbytes for matrix in self.layers.values()),
-            sum(4 * self.parameters[f"W{layer}"].size for layer in self.layers),
-        )
+        light = sum(matrix.nbytes for matrix in self.layers.values())
+        whole = sum(4 * self.parameters[f"W{layer}"].size for layer in self.layers)
         parts = [f"layer {layer} stays dense: {why}" for layer, why in self.dense.items()]
         if self.layers:
-            names = ", ".join(map(str, self.layers))
-            parts.insert(0, f"{self.way} in layers {names}: {light / 1e3:.1f} kB for {whole / 1e3:.1f} kB")
+            names = f"layer{'s' * (len(self.layers) > 1)} {', '.join(map(str, self.layers))}"
+            parts.insert(0, f"{self.way} in {names}: {light / 1e3:.1f} kB for {whole / 1e3:.1f} kB")
         return "; ".join(parts)
 
 
@@ -91,7 +90,7 @@ def _require_light(way: str, network: Network, layer: int) -> None:
 
     Of signs these are the first and the last one, as in Rastegari et al. (2016), 4.1.
     """
-    if not isinstance(network.layer(layer), Dense):
+    if way == SPARSE and not isinstance(network.layer(layer), Dense):
         raise StaysDense("a convolution")
     if way == BINARY and layer in (1, network.depth):
         raise StaysDense(f"the {'first' if layer == 1 else 'last'} one")
@@ -115,34 +114,25 @@ class LightRule:
     def __init__(self, driver: Driver, light: LightWeights, weights: Arena) -> None:
         """Copy the light weights to the device; ``weights`` has the arrays that operations name."""
         self._driver = driver
-        self._products: list[tuple[DeviceArray, LightProduct]] = [
+        self._light: list[tuple[DeviceArray, InsteadOf]] = [
             (weights[f"W{layer}"], matrix.on_device(driver, layer)) for layer, matrix in light.layers.items()
         ]
 
     def applied(self, items: Sequence[Item]) -> list[Item]:
         """Rewrite a list."""
-        return rewrite(items, [self.product], self._driver)
+        return rewrite(items, [self.layer], self._driver)
 
-    def product(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
-        """Make a dense layer's product with light weights, and its bias and activation."""
+    def layer(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
+        """Make a layer's product or convolution with light weights, and its bias and activation."""
         match rest[0]:
-            case Operation(work=Product(transpose_a=False, transpose_b=True) as product) as first:
-                make = self._product_with(product.B)
+            case Operation(work=Product(transpose_a=False, transpose_b=True) as plain) as first:
+                W, result = plain.B, plain.D
+            case Operation(work=Convolution() as plain) as first:
+                W, result = plain.filters, result_of(plain)
             case _:
                 return None
-        if make is None:
+        instead_of = next((found for array, found in self._light if same(array, W)), None)
+        if instead_of is None:
             return None
-        after, count = epilogue_of(product.D, rest[1:2])
-        works = [
-            make(product.D.rows(start, stop), product.A.rows(start, stop), after.bias, after.activation)
-            for start, stop in _launches(product.D.shape[0])
-        ]
-        return Replacement(count, [replace(first, work=work) for work in works])
-
-    def _product_with(self, W: DeviceArray) -> LightProduct | None:
-        return next((make for array, make in self._products if same(array, W)), None)
-
-
-def _launches(rows: int) -> list[tuple[int, int]]:
-    """Return start and stop of the rows of each launch: a grid has room for so many."""
-    return [(start, min(start + MAX_GRID_Y, rows)) for start in range(0, rows, MAX_GRID_Y)]
+        after, count = epilogue_of(result, rest[1:2])
+        return Replacement(count, [replace(first, work=work) for work in instead_of(plain, after)])
