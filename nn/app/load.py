@@ -108,7 +108,9 @@ def with_light_weights(options: Options, problem: Problem, runtime: Runtime) -> 
     with runtime.phases.phase("light weights"):
         values = initial_parameters(options, problem.network, runtime.job)
         assert values is not None  # --evaluate needs them
-        return replace(problem, light=LightWeights.of(options.weights, problem.network, values))
+        with runtime.job.agree():
+            light = LightWeights.of(options.weights, problem.network, values)
+    return replace(problem, light=light)
 
 
 def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:

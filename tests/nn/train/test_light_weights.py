@@ -223,6 +223,18 @@ def test_a_device_has_no_dense_weights_beside_light_ones(driver: Driver) -> None
     assert binary[2] == units * (length + 4)
 
 
+def test_no_floats_or_components_of_light_weights_lie_anywhere(driver: Driver) -> None:
+    network = Network((300,), [nn.Dense(310, "relu"), nn.Dense(320, "relu"), nn.Dense(10)])
+    parameters, images = light_parameters(network, kept=0.02), images_of(network, 4)
+    with open_runtime(join(), driver.name) as runtime:
+        inference = nn.Inference(network, parameters, runtime, 4, weights="sparse", gemm="wgmma")
+        found = inference.logits(images)
+        assert runtime.driver.ledger.device.total() < 0.25 * sum(
+            array.nbytes for array in parameters.values()
+        )
+    assert error(found, expected_of(network, parameters, images)) < SPARSE_ERROR
+
+
 @pytest.mark.parametrize("values", [256, 257])
 def test_weights_of_too_many_values_stay_dense(values: int) -> None:
     parameters = light_parameters(DENSE)
@@ -237,6 +249,13 @@ def test_weights_of_too_many_values_stay_dense(values: int) -> None:
     with open_runtime(join(), "cpu") as runtime:
         found = nn.Inference(DENSE, parameters, runtime, 5, weights="sparse").logits(images)
     assert error(found, expected_of(DENSE, parameters, images)) < SPARSE_ERROR
+
+
+@pytest.mark.parametrize("inputs", [133144, 133145])
+def test_sums_of_bytes_that_may_be_too_large_leave_a_layer_dense(inputs: int) -> None:
+    light = LightWeights.of("int8", network := Network((inputs,), [nn.Dense(2)]), trained_like(network))
+    assert light is not None and (1 in light.layers) == (inputs == 133144)
+    assert ("too large for int32" in light.text) == (inputs == 133145)
 
 
 @pytest.mark.parametrize("way", ["sparse", "int8", "binary"])
