@@ -87,6 +87,7 @@ def train(
             options = with_common_versions(load.with_layers(options, data, job), runtime)
             # The network, its optimiser and its batches; then exchange, plan, place of the data, memory.
             problem = load.make_problem(options, data, job)
+            problem = load.with_light_weights(options, problem, runtime)
             prepared = prepare(problem, runtime, resume_point)
             pipeline.save_plan(options, prepared.shard.plan, job)
             report = report_of(options, prepared, runtime)

@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "files": ("init", "save", "export", "json"),
     "checkpoints": ("checkpoint", "checkpoint_every", "resume", "keep", "checkpoint_errors"),
-    "instead of training": ("evaluate", "predictions", "latency", "memory"),
+    "instead of training": ("evaluate", "weights", "predictions", "latency", "memory"),
     "watching": (
         "print_every",
         "quiet",
@@ -72,7 +72,6 @@ OTHER_NAMES = {
     "augmentation": "augment",
     "precision": "dtype",
     "load": "init",
-    "weights": "init",
     "output": "save",
     "onnx": "export",
     "test": "evaluate",

@@ -10,11 +10,13 @@ import numpy as np
 
 from nn.app.console import Console
 from nn.app.options import Options
-from nn.files import onnx
+from nn.files import onnx, parameters
 from nn.input import Dataset, Wanted, mapped, suspicious
 from nn.input import load as load_data
 from nn.input.validation_split import split, with_held_out_last
+from nn.model.network import Network
 from nn.problem.problem import Problem
+from nn.program.light_weights import DENSE, LightWeights
 from pyrt.errors import UserError
 from pyrt.job import Job
 from pyrt.runtime import Runtime
@@ -85,6 +87,30 @@ def make_problem(options: Options, dataset: Dataset, job: Job) -> Problem:
         if options.export is not None and job.rank == 0:
             onnx.require_exportable(options.export, problem.network)
     return problem
+
+
+def initial_parameters(options: Options, network: Network, job: Job) -> dict[str, np.ndarray] | None:
+    """Read the parameters of --init for all ranks; None without it. Collective; UserError on all ranks."""
+    if options.init is None:
+        return None
+    values = None
+    with job.agree():
+        if job.rank == 0:  # the file may be on this rank's node alone
+            values = parameters.load(options.init, network, options.dtype)
+    found: dict[str, np.ndarray] = job.comm.bcast(values)
+    return found
+
+
+def with_light_weights(options: Options, problem: Problem, runtime: Runtime) -> Problem:
+    """Make the weights of --init as --weights asks for; lists of operations depend on them. Collective."""
+    if options.weights == DENSE:
+        return problem
+    with runtime.phases.phase("light weights"):
+        values = initial_parameters(options, problem.network, runtime.job)
+        assert values is not None  # --evaluate needs them
+        with runtime.job.agree():
+            light = LightWeights.of(options.weights, problem.network, values)
+    return replace(problem, light=light)
 
 
 def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:

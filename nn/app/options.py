@@ -20,6 +20,7 @@ from nn.model.network import ACTIVATIONS, LOSSES, Network
 from nn.optimisers import OPTIMISERS
 from nn.optimisers.base import Optimiser, rates_of
 from nn.problem.settings import Settings, at_least, flag, is_positive, option, require
+from nn.program.light_weights import DENSE, WAYS, require_way
 from pyrt import devices
 from pyrt.errors import UserError, shown
 
@@ -102,6 +103,12 @@ class Options(Settings):
         "(without N: as many as evaluate at once)",
         "N",
     )
+    weights: str = option(
+        DENSE,
+        "with --evaluate: multiply with all weights as they are (dense), with those alone that are not zero "
+        "and share up to 256 values (sparse), rounded to signed bytes (int8), or with their signs (binary)",
+        choices=WAYS,
+    )
     check: bool = option(False, "train the NumPy reference too and compare the parameters")
     save_plan: Path | None = option(None, "write the plan to a JSON file, for --plan FILE", "FILE")
     memory: bool = option(
@@ -166,11 +173,26 @@ class Options(Settings):
             raise UserError(
                 "--latency times the work as it runs by itself: leave out --profile and --check-each"
             )
+        self._check_weights()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
         self._check_files()
+
+    def _check_weights(self) -> None:
+        if self.weights == DENSE:
+            return
+        option = f"--weights {self.weights}"
+        if not self.evaluate:
+            raise UserError(f"{option}: goes with --evaluate and --init FILE")
+        if self.plan != "data":
+            raise UserError(
+                f"{option}: each rank has all of the weights: leave out --plan {shown(self.plan)}"
+            )
+        if self.export:
+            raise UserError(f"{option}: --export writes dense weights: leave one of them out")
+        require_way(self.weights, self.dtype)
 
     def _check_files(self) -> None:
         if self.save and self.save.suffix.lower() == ".onnx":

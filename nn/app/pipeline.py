@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nn.app import load
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.app.report import Report
@@ -71,17 +72,12 @@ class Pipeline:
                 return self._evaluate() if self.options.evaluate else self._train()
 
     def _initial_parameters(self) -> dict[str, np.ndarray] | None:
-        """Read the parameters of --init for all ranks; None without it."""
-        if self.options.init is None:
-            return None
-        values = None
+        """Return the parameters of --init on all ranks, which may have been read before; None without it."""
+        problem = self.trainer.problem
+        if problem.light is not None:
+            return dict(problem.light.parameters)
         with self.trainer.runtime.phases.phase("train setup"):
-            with self._job.agree():
-                if self._job.rank == 0:  # the file may be on this rank's node alone
-                    network = self.trainer.problem.network
-                    values = parameters.load(self.options.init, network, self.options.dtype)
-            found: dict[str, np.ndarray] = self._job.comm.bcast(values)
-        return found
+            return load.initial_parameters(self.options, problem.network, self._job)
 
     def _train(self) -> Report:
         """Train, score, check, save; or stop before the end, where the job is asked to."""

@@ -170,6 +170,8 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {settings.dtype}"),
     ]
+    if problem.light is not None:
+        lines.append(("weights", problem.light.text))
     if has_layers:
         lines += [("", line) for line in layer_table(environment["layers"]).splitlines()]
     if problem.trains:

@@ -22,7 +22,7 @@ def arrays_of(value: Any) -> Iterator[DeviceArray]:
             yield from arrays_of(part)
     elif isinstance(value, partial):
         yield from arrays_of((*value.args, value.keywords))
-    elif dataclasses.is_dataclass(value):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from arrays_of(getattr(value, field.name))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from nn.launch.gemm.mma import has_mma
 from nn.launch.quantised import THREADS, QuantisedProduct, QuantisedRows
+from pyrt.arrays import aligned
 from pyrt.driver import Driver
 from pyrt.kernels import Launch, blocks, in_order
 
@@ -80,11 +81,21 @@ class Int8Product(QuantisedProduct):
         kernel = kernels.kernel("quantised/int8", "quantise_rows", ACTIVATION=self.activation)
         return kernel.bind((X.rows,), (THREADS,), X.columns, *self.sizes, self.X, X.numbers, X.scales)
 
+    def _steps(self, kernels: Kernels) -> tuple[int, int]:
+        """Return the steps along k of a block of int8_mma, and the parts that k is cut into."""
+        units, length = self.W.numbers.shape
+        tiles = blocks(units, _SIDE) * blocks(self.X.shape[0], _SIDE)
+        steps = choose_steps(tiles, length // _STEP, kernels.driver.multiprocessors)
+        return steps, blocks(length // _STEP, steps)
+
+    def many_workspace(self, kernels: Kernels) -> int:
+        _, parts = self._steps(kernels)
+        return aligned(4 * parts * self.Y.size)
+
     def bind_many(self, kernels: Kernels, X: QuantisedRows) -> Launch:
         units, length = self.W.numbers.shape
         grid = blocks(units, _SIDE), blocks(X.rows, _SIDE)
-        steps = choose_steps(grid[0] * grid[1], length // _STEP, kernels.driver.multiprocessors)
-        parts = blocks(length // _STEP, steps)
+        steps, parts = self._steps(kernels)
         sums = kernels.workspace((parts, X.rows, units), np.int32)
         constants = {"ACTIVATION": self.activation}
         first = kernels.kernel("quantised/int8_mma", "int8_mma", **constants)

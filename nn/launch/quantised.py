@@ -11,7 +11,7 @@ import numpy as np
 from nn.launch.elementwise import ACTIVATE_IN_PLACE
 from nn.launch.shapes import MAX_GRID_Y, matrix_shape, require_shape
 from nn.launch.work import Compute, Work
-from pyrt.arrays import DeviceArray
+from pyrt.arrays import DeviceArray, aligned
 from pyrt.driver import Driver
 from pyrt.kernels import Launch, blocks, in_order
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 WARP, ROWS, THREADS = 32, 8, 256
 """Lanes; rows of a block with a warp a row; threads of a block with a thread a result, or of one row."""
+
+
+FOR_FEW = ("thread", "warp")
+"""The versions that read W for each sample anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +105,15 @@ class QuantisedProduct(Work):
     def quantised(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers and scales of rows in NumPy."""
 
+    def many_workspace(self, kernels: Kernels) -> int:
+        """Count the bytes that the version for many samples uses beside the quantised samples."""
+        return 0
+
+    def workspace(self, kernels: Kernels) -> int:
+        samples, length = self.X.shape[0], self.W.numbers.shape[1]
+        quantised = aligned(samples * length * np.dtype(self.number).itemsize) + aligned(4 * samples)
+        return quantised + (0 if self.choose(kernels) in FOR_FEW else self.many_workspace(kernels))
+
     def on_device(self, kernels: Kernels) -> Launch:
         """Raise ValueError for another dtype than float32, or arrays that do not fit."""
         samples, inputs = matrix_shape(self.file, X=self.X)
@@ -117,8 +130,7 @@ class QuantisedProduct(Work):
             kernels.workspace((samples,), np.float32),
         )
         version = self.choose(kernels)
-        few = version in ("thread", "warp")
-        bind = self._bind_few(kernels, X, version) if few else self.bind_many(kernels, X)
+        bind = self._bind_few(kernels, X, version) if version in FOR_FEW else self.bind_many(kernels, X)
         return in_order([self.quantise(kernels, X), bind])
 
     def _bind_few(self, kernels: Kernels, X: QuantisedRows, version: str) -> Launch:
@@ -135,7 +147,11 @@ class QuantisedProduct(Work):
         return X.numbers, X.scales, self.W.numbers, self.W.scales
 
     def in_numpy(self) -> Compute:
-        x, y = self.X.host_view(), self.Y.host_view()
+        return self.in_numpy_of(self.X.host_view())
+
+    def in_numpy_of(self, x: np.ndarray) -> Compute:
+        """Bind NumPy to samples (samples, inputs) that lie elsewhere than X."""
+        y = self.Y.host_view()
         w, scales = self.W.numbers.host_view(), self.W.scales.host_view()
         bias = self.bias.host_view() if self.bias is not None else np.float32(0)
 

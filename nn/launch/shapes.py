@@ -39,3 +39,8 @@ def require_shape(kernel: str, shape: tuple[int, ...], **arrays: DeviceArray) ->
     for name, array in arrays.items():
         if array.shape != shape or not array.is_contiguous:
             raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous {shape}")
+
+
+def launches(rows: int) -> list[tuple[int, int]]:
+    """Return start and stop of the rows of each launch, where a grid has a block down for each row."""
+    return [(start, min(start + MAX_GRID_Y, rows)) for start in range(0, rows, MAX_GRID_Y)]

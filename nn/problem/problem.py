@@ -15,6 +15,7 @@ from nn.model.constraint import Constraint
 from nn.model.network import Network
 from nn.optimisers.base import Optimiser
 from nn.problem.settings import Settings
+from nn.program.light_weights import LightWeights
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Problem:
     """What the weights keep, if anything."""
     trains: bool = True
     """False where the parameters are only scored."""
+    light: LightWeights | None = None
+    """Weights that are scored as they are; None: they are dense."""
     latency: int | None = None
     """Inference is timed, with up to so many images at a time; None: it is not."""
 

@@ -26,6 +26,7 @@ from nn.program.beside import place_beside
 from nn.program.constraint import ConstrainedGradients
 from nn.program.dropout import Draws, count_step
 from nn.program.fuse import fuse
+from nn.program.light_weights import LightArena, LightRule, LightWeights
 from nn.program.operations import Item, Operation, StartRedistribution
 from nn.program.passes import Pass
 from nn.program.step import Wrap
@@ -56,13 +57,22 @@ class Numbers:
 class RankModel:
     """This rank's parameters on a device, and room for the activations of a ``batch``: to `start`."""
 
-    def __init__(self, driver: Driver, shard: Shard, numbers: Numbers, batch: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        shard: Shard,
+        numbers: Numbers,
+        batch: int,
+        light: LightWeights | None = None,
+    ) -> None:
+        """``light`` are weights that are known, and stay as they are: then nothing trains."""
         self.shard, self.network, self.numbers = shard, shard.network, numbers
         self.driver, self.kernels = driver, numbers.kernels
-        with driver.ledger.of("weights"):
-            self.parameters = Arena(driver, Layout(shard.shapes, numbers.dtype))
-        self.components = self._room_for_components()
         self._memory = StepMemory(driver, numbers.kernels, shares=not numbers.repeats)
+        self._light_layers = light.layers.keys() if light is not None else frozenset[int]()
+        self.parameters = self._room_for_parameters()
+        self._light = LightRule(driver, light, self.parameters) if light is not None else None
+        self.components = self._room_for_components()
         samples = shard.plan.largest_group(batch)
         self.activations = Activations(self.parameters, shard, samples, self._memory.empty)
         self._split_weights = None
@@ -70,12 +80,22 @@ class RankModel:
             works = [Split((pair,)) for pair in self._known]
             self._split_weights = in_order([work.on_device(self.kernels) for work in works])
 
+    def _room_for_parameters(self) -> Arena:
+        """Make room for all but light weights."""
+        shapes, dtype = dict(self.shard.shapes), self.numbers.dtype
+        names = [f"W{layer}" for layer in self._light_layers]
+        absent = {name: self._memory.empty(shapes.pop(name), dtype) for name in names}
+        with self.driver.ledger.of("weights"):
+            return LightArena(self.driver, Layout(shapes, dtype), absent)
+
     def _room_for_components(self) -> dict[int, Components]:
         """Components of the weights, for layers that run on tensor cores. The update keeps them current."""
         kernels, result = self.kernels, {}
         if kernels is None or not kernels.uses_components or self.numbers.apart:
             return {}
         for layer in layers_with_components(kernels, self.shard):
+            if layer in self._light_layers:
+                continue
             with self.driver.ledger.of("weights", layer):
                 shape = self.parameters.layout.shapes[f"W{layer}"]
                 result[layer] = Components.empty(self.driver, kernels.components, *shape)
@@ -104,7 +124,9 @@ class RankModel:
         return placed.items, placed.results[0]
 
     def fused(self, items: Sequence[Item]) -> list[Item]:
-        """Rewrite a list for this device's kernels."""
+        """Rewrite a list for light weights, and for this device's kernels."""
+        if self._light is not None:
+            items = self._light.applied(items)
         if self.numbers.apart:
             return list(items)
         take_components = partial(Components.within, self._memory.empty)

@@ -13,6 +13,7 @@ from nn.launch.kernels import Kernels
 from nn.model.network import Network
 from nn.parallel.shard import Shard
 from nn.problem.settings import Settings
+from nn.program.light_weights import DENSE, LightWeights, require_way
 from nn.program.rank_model import Numbers, RankModel
 from nn.train.host_to_host import HostToHost
 from nn.train.prepare import replays_graphs, with_common_versions
@@ -34,18 +35,21 @@ class Inference(HostToHost):
         runtime: Runtime,
         batch: int = 1,
         pixels: DTypeLike = np.uint8,
+        weights: str = DENSE,
         **settings: Any,
     ) -> None:
         """Put the parameters W1, b1, .. on the device, with room for ``batch`` images at a time.
 
-        ``pixels`` is the dtype of images: uint8, float32 or float64. ``settings`` are other fields of
-        `Settings`, as ``math="bf16"``. Raises UserError, on all ranks, for settings that cannot work, and
-        for parameters that are not the network's.
+        ``pixels`` is the dtype of images: uint8, float32 or float64. ``weights`` is dense, sparse, int8 or
+        binary, as --weights. ``settings`` are other fields of `Settings`, as ``math="bf16"``. Raises
+        UserError, on all ranks, for settings that cannot work, and for parameters that are not the network's.
         """
         driver = runtime.driver
         with runtime.job.agree():
             _require_parameters(network, parameters)
             wanted = Settings(batch=batch, **settings)
+            require_way(weights, wanted.dtype)
+            light = LightWeights.of(weights, network, parameters)
         wanted = with_common_versions(wanted, runtime)
         with runtime.job.agree():
             kernels = None
@@ -53,7 +57,7 @@ class Inference(HostToHost):
                 library = KernelLibrary(driver)
                 kernels = Kernels(library, wanted.dtype, wanted.gemm, wanted.math, wanted.conv)
             numbers = Numbers(wanted.dtype, kernels, pixel_scale=wanted.pixel_scale)
-            model = RankModel(driver, Shard.alone(network), numbers, batch)
+            model = RankModel(driver, Shard.alone(network), numbers, batch, light)
             model.start({name: np.asarray(parameters[name]) for name in network.shapes})
             graphs = replays_graphs(wanted, driver)
             super().__init__(model, runtime.streams.compute, batch, pixels, graphs)

@@ -100,14 +100,14 @@ def rehearse(
     resources = RankResources.make(job, Streams(null), phases, kernels, groups, options.dtype, largest)
     with closing(resources.links):
         setup = set_up(problem, shard, resources, where, graphs=False)
-        lines = lines_of(null.ledger, shard, options.dtype)
+        lines = lines_of(null.ledger, shard, setup.model.parameters.layout)
         setup.close()
     return Needs(job.rank, lines), list(null.sources)
 
 
-def lines_of(ledger: Ledger, shard: Shard, dtype: str) -> list[Line]:
+def lines_of(ledger: Ledger, shard: Shard, parameters: Layout) -> list[Line]:
     """List the ledger of a run's driver, its flat buffers split by layer."""
-    parameters, gradients = Layout(shard.shapes, dtype), gradient_layout(shard, dtype)
+    gradients = gradient_layout(shard, parameters.dtype.name)
     states, clock = divmod(ledger.device[Row("momentum")], parameters.size * parameters.dtype.itemsize)
     flat = [("weights", parameters), ("gradients", gradients), *states * [("momentum", parameters)]]
     lines = [_layer(ledger, flat, layer) for layer in range(shard.network.depth + 1)]

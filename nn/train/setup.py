@@ -55,7 +55,7 @@ def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: 
                 settings.seed,
             )
             samples = max(problem.schedule.batch, problem.latency or 0)
-            model = RankModel(resources.driver, shard, numbers, samples)
+            model = RankModel(resources.driver, shard, numbers, samples, problem.light)
         training = None
         if problem.trains:
             training = Training(problem, model, resources, placement, graphs)

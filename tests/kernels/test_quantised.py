@@ -7,12 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from nn.launch import shapes
 from nn.launch.binary import BINARY_VERSIONS, BinaryProduct, binarise, binary_rows, signs
+from nn.launch.conv import convolution
+from nn.launch.conv.convolution import Convolution
+from nn.launch.conv.quantised import QuantisedConvolution
 from nn.launch.gemm.mma import has_mma
 from nn.launch.int8 import INT8_VERSIONS, Int8Product, choose_steps, int8_rows, quantise
 from nn.launch.kernels import Kernels
 from nn.launch.quantised import QuantisedProduct, QuantisedRows
 from nn.model import reference
+from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.null import DeviceProperties, NullDriver
@@ -214,6 +219,43 @@ def test_auto_by_device_and_samples(architecture, samples, int8, binary):
         work = product(Y, X, rows(null, W))
         assert work.choose(kernels) == version
         assert work.on_device(kernels).kernels[1].endswith(version)
+
+
+@pytest.mark.parametrize(("kind", "version"), VERSIONS, ids="-".join)
+@pytest.mark.parametrize("samples", [1, 9, 200])
+def test_kernels_use_the_memory_that_is_told_and_no_more(kind, version, samples):
+    null = NullDriver(DeviceProperties("a GPU", "sm_90a", 132, 232448))
+    kernels = Kernels(KernelLibrary(null), np.float32)
+    product, rows = KINDS[kind]
+    Y, X = (DeviceArray.empty(null, (samples, n), np.dtype(np.float32)) for n in (37, 1100))
+    work = product(Y, X, rows(null, np.ones((37, 1100), np.float32)), version=version)
+    require_workspace(kernels, work)
+
+
+def require_workspace(kernels, work):
+    """What is told is enough, and a byte less is not."""
+    driver, nbytes = kernels.driver, work.workspace(kernels)
+    for missing in (0, 256):
+        room = DeviceArray.empty(driver, (nbytes - missing,), np.dtype(np.uint8))
+        before = driver.ledger.device.total()
+        with kernels.lent(room):
+            work.on_device(kernels)
+        assert (driver.ledger.device.total() > before) == (missing > 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("samples", [1, 5])
+def test_convolutions_use_the_memory_that_is_told_and_no_more(monkeypatch, kind, samples):
+    null = NullDriver(DeviceProperties("a GPU", "sm_90a", 132, 232448))
+    kernels = Kernels(KernelLibrary(null), np.float32)
+    window = Window.over("conv", (9, 11, 3), (3, 2), 2, 1)
+    monkeypatch.setattr(convolution, "WORKSPACE_BYTES", 2 * 4 * window.places * window.pixels)
+    monkeypatch.setattr(shapes, "MAX_GRID_Y", 13)
+    sizes = (samples, 9 * 11 * 3), (samples, window.places * 21), (21, window.pixels)
+    plain = Convolution(*(DeviceArray.empty(null, size, np.dtype(np.float32)) for size in sizes), window)
+    product, rows = KINDS[kind]
+    W = rows(null, np.ones((21, window.pixels), np.float32))
+    require_workspace(kernels, QuantisedConvolution(plain, W, product))
 
 
 def test_steps_give_each_multiprocessor_blocks():

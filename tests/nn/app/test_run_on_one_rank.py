@@ -142,7 +142,9 @@ def test_evaluate_times_one_image_32_and_a_batch(tmp_path, monkeypatch, device, 
     def measured(inference, images, counts):
         found = latency.measure(inference, images, counts)
         seen["outputs"] = inference.outputs.copy()
-        seen["lines"] = lines_of(inference._driver.ledger, inference._model.shard, "float32")
+        seen["lines"] = lines_of(
+            inference._driver.ledger, inference._model.shard, inference._model.parameters.layout
+        )
         return found
 
     monkeypatch.setattr(pipeline, "measure", measured)

@@ -65,8 +65,8 @@ class Counted:
 
         def note(training, *arguments):
             """All is there, and nothing has been closed."""
-            resources, shard = training._resources, training._model.shard
-            self.lines = lines_of(resources.driver.ledger, shard, training._settings.dtype)
+            driver, model = training._resources.driver, training._model
+            self.lines = lines_of(driver.ledger, model.shard, model.parameters.layout)
             self.device, self.pinned = sum(self._sizes.values()), sum(self._ours)
             return begin(training, *arguments)
 
