@@ -78,7 +78,7 @@ def require_files(line: CommandLine, job: Job) -> None:
         if job.rank > 0:
             return
         assert line.options.init is not None
-        parameters.require_format("--out", line.options.init)
+        parameters.require_format("FILE", line.options.init)
         for option, path in (("--out", line.out), ("--sensitivity", line.sensitivity), ("--json", line.json)):
             if path is not None:
                 require_writable(option, path)
@@ -119,6 +119,7 @@ def write_light(
     """Compress the network, write it and print what it weighs; return the same for JSON. Collective."""
     from nn.app.network_of_file import NAMES
     from nn.compress.encoded import encoded
+    from nn.compress.few_bits import Way, few_bits, ways_table
     from nn.compress.rates import rates, table
     from nn.files.pyrtz import save_compressed
 
@@ -134,14 +135,21 @@ def write_light(
             progress_of(line).unlink(missing_ok=True)
         found = rates(light, metadata)
     console.say(f"\n{table(found, console.width)}\n")
+    total = found.total
+    ways = [
+        Way("float32", total.dense_bytes, steps[0].accuracy),
+        Way("compressed", total.file_bytes_huffman, steps[-1].accuracy),
+        *few_bits(trained, retraining),
+    ]
+    console.say(f"{ways_table(ways)}\n")
     before, after = (100 * (1 - step.accuracy) for step in (steps[0], steps[-1]))
-    smaller = found.total.dense_bytes / found.total.file_bytes_huffman
+    smaller = total.dense_bytes / total.file_bytes_huffman
     console.tell(
-        f"{shown(line.out)}: {found.total.file_bytes_huffman} bytes, 1/{smaller:.1f} of float32's; "
+        f"{shown(line.out)}: {total.file_bytes_huffman} bytes, 1/{smaller:.1f} of float32's; "
         f"error {before:.2f}% before, {after:.2f}% after"
     )
     told = [{"name": step.name, "accuracy": step.accuracy, "loss": step.loss} for step in steps]
-    return {"steps": told, "rates": asdict(found)}
+    return {"steps": told, "rates": asdict(found), "ways": [asdict(way) for way in ways]}
 
 
 def all_steps(line: CommandLine, trained: Parameters, retraining: Retraining, console: Console) -> list[Step]:

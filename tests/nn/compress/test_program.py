@@ -108,6 +108,12 @@ def test_a_network_becomes_light(
         *("as trained", "pruned, round 1 of 2", "pruned, round 2 of 2", "shared"),
     ]
     assert content["rates"]["total"]["file_bytes_huffman"] == out.stat().st_size
+    names = ["float32", "compressed", "signed bytes", "signs"]
+    assert [way["name"] for way in content["ways"]] == names
+    # Rows of bytes take multiples of 64, those of signs of 16; each has a scale. Only layer 2 has signs.
+    in_bytes, in_signs = (64 + 4) * 18 + 4 * 18, 4 * (36 + 45 + 18) + (16 + 4) * 9
+    sizes = [way["nbytes"] for way in content["ways"]]
+    assert sizes == [4 * (405 + 18), out.stat().st_size, in_bytes, in_signs]
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.match(
         rf"{re.escape(str(out))}: {out.stat().st_size} bytes, 1/[0-9.]+ of float32's; error", last
