@@ -19,7 +19,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Way:
-    """Tells of a way to keep a network: bytes of all parameters, in a file or in memory, and test accuracy."""
+    """Tells of a way to keep a network: bytes of all parameters, in a file or in memory; test accuracy."""
 
     name: str
     nbytes: int
