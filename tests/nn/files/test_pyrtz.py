@@ -14,6 +14,7 @@ from nn.files.coding import section
 from nn.files.coding.shared_weights import SharedWeights
 from nn.model.initial import initial_values
 from pyrt.errors import UserError
+from tests import spread
 from tests.fuzz.packing import join_pyrtz, split_pyrtz, summed_pyrtz
 from tests.nn.files.made import NETWORK, load
 
@@ -309,7 +310,7 @@ def test_lies_with_right_checksums_are_refused_or_arrays(file, small):
     read = []
     tracemalloc.start()
     for number, entry in enumerate(entries):
-        for place, value in ((place, value) for place in range(len(entry)) for value in (0, 1, 255)):
+        for place, value in spread(range(len(entry)), (0, 1, 255), by=3):
             lying = entry[:place] + bytes([value]) + entry[place + 1 :]
             file.write_bytes(join_pyrtz(text, [*entries[:number], lying, *entries[number + 1 :]], sections))
             read.append(read_or_refuse(file))

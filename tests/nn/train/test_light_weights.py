@@ -28,7 +28,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.job import join
 from pyrt.runtime import open_runtime
-from tests import spread
+from tests import few, spread
 from train import train
 
 DENSE = Network(
@@ -301,7 +301,7 @@ OF_RUNS = Network((12, 9, 1), [nn.Dense(17, "tanh"), nn.Dense(23, "tanh"), nn.De
 DATA = "synthetic:12x9x1:10:330"
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("suffix", ["npz", "pyrtz"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
 def test_a_run_scores_sparse_weights_of_a_file(
@@ -327,7 +327,7 @@ OF_IMAGES = Network(
 )
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("changes", [{}, {"profile": True}, {"check_each": 1}, {"graph": False}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
 def test_a_run_scores_convolutions_of_bytes(

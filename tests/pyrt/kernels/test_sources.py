@@ -97,28 +97,28 @@ class TestFlatten:
         assert "#include <mma.h>\n" in flatten(tmp_path / "a.cu", [])
 
     def test_a_file_that_is_not_there_is_named_with_the_places_searched(self, tmp_path: Path) -> None:
-        write(tmp_path, a__cu='#include "missing.cuh"\n')
-        with pytest.raises(UserError, match=rf"no kernel file missing\.cuh in .*{re.escape(str(tmp_path))}"):
+        write(tmp_path, a__cu='#include "absent.cuh"\n')
+        with pytest.raises(UserError, match=rf"no kernel file absent\.cuh in .*{re.escape(str(tmp_path))}"):
             flatten(tmp_path / "a.cu", [KERNELS])
         with pytest.raises(UserError, match=r"no kernel file b\.cu in"):
             find("b.cu", [tmp_path])
 
     def test_a_missing_file_that_may_not_count_is_left_to_the_compiler(self, tmp_path: Path) -> None:
         """Within an #if, a comment, or a file that is included there; not behind them."""
-        line = '#include "missing.cuh"\n'
+        line = '#include "absent.cuh"\n'
         write(tmp_path, b__cuh=line)
         for begin, end in (("#if 0\n", "#endif\n"), ("#ifdef X\n#else\n", " # endif\n"), ("/*\n", "*/\n")):
             for include in (line, '#include "b.cuh"\n'):
                 write(tmp_path, a__cu=begin + include + end)
                 assert line in flatten(tmp_path / "a.cu", [])
             write(tmp_path, a__cu=begin + end + line)
-            with pytest.raises(UserError, match=r"no kernel file missing\.cuh"):
+            with pytest.raises(UserError, match=r"no kernel file absent\.cuh"):
                 flatten(tmp_path / "a.cu", [])
 
     @pytest.mark.parametrize("before", ["// constants: A=a/*.cuh", "/* // */", "/**/ // /*", "// */ /*"])
     def test_a_line_comment_opens_and_closes_no_other(self, tmp_path: Path, before: str) -> None:
-        write(tmp_path, a__cu=f'{before}\n#include "missing.cuh"\n')
-        with pytest.raises(UserError, match=r"no kernel file missing\.cuh"):
+        write(tmp_path, a__cu=f'{before}\n#include "absent.cuh"\n')
+        with pytest.raises(UserError, match=r"no kernel file absent\.cuh"):
             flatten(tmp_path / "a.cu", [])
 
     def test_a_header_of_the_compilers_stands_in_angle_brackets(self, tmp_path: Path) -> None:
