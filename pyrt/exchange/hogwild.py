@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyrt.errors import UserError
-from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange import Bucket, ExchangeContext, NoUpdate
 from pyrt.exchange.facts import NO_TRAFFIC, Facts, Traffic
 from pyrt.exchange.shared_parameters import SharedParameters
 
@@ -32,6 +32,8 @@ class HogwildExchange:
         """Collective. Raises UserError, on all ranks, where they do not reach each other's memory."""
         if setting.node.size < setting.job.size:
             raise UserError(f"--exchange {self.name}: for the ranks of one node: use host")
+        if isinstance(setting.update, NoUpdate):
+            raise UserError(f"--exchange {self.name}: sums nothing: use host")
         self.updates: Sequence[Bucket] = setting.buckets
         self._compute = setting.streams.compute
         self._step = setting.phases.phase("step", self._compute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
 from nn.input.dataset import Dataset
 from nn.input.schedule import Schedule
+from nn.launch.gemm.versions import runs_gemm
 from nn.model import reference
 from nn.model.constraint import Constraint
 from nn.model.dense import Dense
@@ -78,34 +80,62 @@ def noise() -> Dataset:
     return Dataset("noise", images, (np.arange(47) % 3).astype(np.int32), None, None, (6, 6))
 
 
-@pytest.mark.parallel(few([3], of=[2, 3, 4]))
-@pytest.mark.parametrize("dtype", few(["float64"], of=["float32", "float64"]))
-def test_each_worker_updates_by_the_mean_of_its_own_samples(runtime: Runtime, dtype: str) -> None:
-    """From the same parameters, with a velocity of its own; all updates are added. Parts of uneven size."""
+def after_steps(trainer: Trainer, steps: int) -> dict[str, np.ndarray]:
+    """Train, and check each step's loss; return what the parameters should be then, float64.
+
+    The workers begin each step with the same parameters, update them by the gradients of their own samples
+    with velocities of their own, and all updates are added.
+    """
+    problem, job, network = trainer.problem, trainer.runtime.job, trainer.problem.network
+    rates: Any = problem.optimiser
+    first = initial_values(network, problem.settings.dtype, 0)
+    expected = {name: value.astype(np.float64) for name, value in first.items()}
+    velocities = [{name: np.zeros_like(p) for name, p in expected.items()} for _ in range(job.size)]
+    for X, labels in itertools.islice(check.batches(problem), steps):
+        parts = [slice(*share(len(X), job.size, rank)) for rank in range(job.size)]
+        _, Z = reference.forward(expected, X[parts[job.rank]], network)
+        loss = reference.losses(Z, labels[parts[job.rank]], "softmax").mean()
+        found = [
+            reference.cost_and_gradients(expected, X[part], labels[part], network, rates.reg)[1]
+            for part in parts
+        ]
+        for v, gradients in zip(velocities, found, strict=True):
+            for name, gradient in gradients.items():
+                v[name] = rates.momentum * v[name] + gradient
+                expected[name] = expected[name] - rates.lr * v[name]
+        assert trainer.step() == pytest.approx(loss, rel=1e-5)
+    return expected
+
+
+def check_steps(runtime: Runtime, network: Network, **settings: Any) -> None:
+    """Compare with NumPy to rounding: float32's over a few steps, in sums of 40 to 160 products."""
     job, optimiser = runtime.job, Sgd(lr=0.3, momentum=0.9, reg=0.01)
-    settings: dict[str, Any] = {"exchange": "hogwild", "atomic": True, "dtype": dtype}
-    with Trainer(NETWORK, optimiser, noise(), runtime, batch=20, val_fraction=0, **settings) as trainer:
-        expected = {name: value.astype("f8") for name, value in initial_values(NETWORK, dtype, 0).items()}
-        velocities = [{name: np.zeros_like(p) for name, p in expected.items()} for _ in range(job.size)]
-        for _, (X, labels) in zip(range(5), check.batches(trainer.problem), strict=False):
-            parts = [slice(*share(len(X), job.size, rank)) for rank in range(job.size)]
-            found = [
-                reference.cost_and_gradients(expected, X[part], labels[part], NETWORK, optimiser.reg)[1]
-                for part in parts
-            ]
-            _, Z = reference.forward(expected, X[parts[job.rank]], NETWORK)
-            loss = reference.losses(Z, labels[parts[job.rank]], "softmax").mean()
-            for v, gradients in zip(velocities, found, strict=True):
-                for name, gradient in gradients.items():
-                    v[name] = optimiser.momentum * v[name] + gradient
-                    expected[name] = expected[name] - optimiser.lr * v[name]
-            assert trainer.step() == pytest.approx(loss, rel=1e-5)
+    settings |= {"exchange": "hogwild", "atomic": True, "val_fraction": 0}
+    with Trainer(network, optimiser, noise(), runtime, **settings) as trainer:
+        expected = after_steps(trainer, 5)
         mine = trainer.model.parameters.to_host()
-        tolerance = 1e-12 if dtype == "float64" else 1e-5
+        tolerance = 1e-12 if settings["dtype"] == "float64" else 1e-5
         for name, array in mine.items():
             assert check.difference(name, array, expected[name]).max_norm <= tolerance, name
         bits = {name: array.tobytes() for name, array in mine.items()}
         assert job.comm.allgather(bits) == [bits] * job.size
+
+
+@pytest.mark.parallel(few([3], of=[2, 3, 4]))
+@pytest.mark.parametrize("dtype", few(["float64"], of=["float32", "float64"]))
+def test_each_worker_updates_by_the_mean_of_its_own_samples(runtime: Runtime, dtype: str) -> None:
+    """Parts of uneven size, and a short last batch."""
+    check_steps(runtime, NETWORK, dtype=dtype, batch=20)
+
+
+@pytest.mark.parallel([2])
+def test_components_of_weights_follow_what_others_have_changed(runtime: Runtime) -> None:
+    """Products on tensor cores read them in place of weights."""
+    driver = runtime.driver
+    if not driver.has_kernels or not runs_gemm("wgmma", driver.architecture):
+        pytest.skip("needs the tensor cores of sm_90")
+    wide = Network((36,), [Dense(72, "tanh"), Dense(70, "tanh"), Dense(3)])
+    check_steps(runtime, wide, dtype="float32", batch=160, samples=160, gemm="wgmma")
 
 
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pyrt.driver import Driver
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
-from pyrt.exchange import parameter_moves
+from pyrt.exchange import NoUpdate, parameter_moves
 from pyrt.exchange.parameter_moves import DeviceMoves, HostMoves, Moves, NodeLock, Places, words_for
 from pyrt.job import Job
 from tests import few, spread
@@ -219,6 +219,12 @@ def test_it_is_for_one_node(cpu: CpuDriver, job: Job) -> None:
     with pytest.raises(UserError, match="--exchange hogwild: for the ranks of one node: use host"):
         Trainer("hogwild", cpu, job, BUCKETS["ragged"], np.dtype("f4"), node)
     node.Free()
+
+
+@pytest.mark.parallel([2])
+def test_it_makes_no_sums(cpu: CpuDriver, job: Job) -> None:
+    with pytest.raises(UserError, match="--exchange hogwild: sums nothing: use host"):
+        Trainer("hogwild", cpu, job, BUCKETS["ragged"], np.dtype("f4"), update=NoUpdate())
 
 
 @pytest.mark.parallel([2])
