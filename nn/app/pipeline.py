@@ -93,7 +93,8 @@ class Pipeline:
         with closing(self.trainer.setup):
             for epoch in self.trainer.training.epochs(schedule.steps, checkpointer):
                 self.console.say(epoch.line(schedule.epochs))
-            told = self.trainer.training.asynchronous_report()
+            workers = self.trainer.training.workers
+            told = workers.report(self.trainer.training.step) if workers is not None else None
         if told is not None:
             self.console.say(told.line)
         trained = replace(self, report=replace(self.report, asynchronous=told))

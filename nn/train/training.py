@@ -23,7 +23,7 @@ from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
 from nn.train.training_steps import StepMaker
-from nn.train.workers import AsynchronousReport, Workers
+from nn.train.workers import Workers
 from pyrt.exchange import QueueWork
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
@@ -83,7 +83,8 @@ class Training:
                 model, self._arrays, resources, self._log.ring, self._checked, self._settings.atomic
             )
             self._exchange = opener.open(opened)
-            self._workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
+            self.workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
+            """Those that do not wait for each other, if it is so."""
             self._maker = StepMaker(
                 model, self._arrays, resources, self._batches, self._exchange, self._checked
             )
@@ -161,9 +162,9 @@ class Training:
 
     def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
-        self._log_of_epochs = EpochLog(self._schedule, validation, start, self._workers)
-        if self._workers is not None:
-            self._workers.begin()
+        self._log_of_epochs = EpochLog(self._schedule, validation, start, self.workers)
+        if self.workers is not None:
+            self.workers.begin()
         self._validation, self._watcher = validation, watcher or Watcher()
         self.step = start.step
         if start.step < self._schedule.steps:
@@ -186,8 +187,8 @@ class Training:
         self.step = run.stop
         is_read = reads(run.stop)
         losses = self._log.read(run.stop, now=is_read or self._waits(run.stop))
-        if self._workers is not None and (is_read or self._ends_epoch(run.stop)):
-            self._workers.meet()
+        if self.workers is not None and (is_read or self._ends_epoch(run.stop)):
+            self.workers.meet()
         log, ended = self._log_of_epochs, []
         log.share_time([step for step, _ in losses])
         for step, loss in losses:
@@ -232,7 +233,7 @@ class Training:
         NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
         """
         is_done = not self._resources.driver.has_kernels
-        meets = self._validation is not None or self._workers is not None
+        meets = self._validation is not None or self.workers is not None
         return (
             is_done
             or (self._ends_epoch(stop) and meets)
@@ -265,7 +266,7 @@ class Training:
         A worker's own loss is not known to the others: they see that of the epoch.
         """
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
-        if not math.isfinite(loss) and self._workers is None:
+        if not math.isfinite(loss) and self.workers is None:
             raise Diverged(
                 f"the loss is {loss} at epoch {epoch}, step {batch}: no result was written; "
                 "try a smaller --lr"
@@ -280,10 +281,3 @@ class Training:
             raise Diverged(
                 f"the loss of epoch {epoch.epoch} is {epoch.loss}: no result was written; try a smaller --lr"
             )
-
-    def asynchronous_report(self) -> AsynchronousReport | None:
-        """Tell of workers that did not wait for each other, behind the last step; None without such.
-
-        Collective.
-        """
-        return self._workers.report(self.step) if self._workers is not None else None
