@@ -48,6 +48,13 @@ class DeviceArray:
         return cls(driver, pointer, tuple(shape), dtype, _row_length(shape))
 
     @classmethod
+    def exportable(cls, driver: Driver, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """New memory as of `empty`, which `export` takes on every device."""
+        dtype = np.dtype(dtype)
+        pointer = driver.allocate_exportable(math.prod(shape) * dtype.itemsize)
+        return cls(driver, pointer, tuple(shape), dtype, _row_length(shape))
+
+    @classmethod
     def from_host(cls, driver: Driver, host: np.ndarray) -> DeviceArray:
         """New memory with a copy of ``host``, there when this returns."""
         array = cls.empty(driver, host.shape, host.dtype)

@@ -33,6 +33,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"exchange": "peer", "plan": "model", "gemm": "wgmma"},
     {"exchange": "hierarchical", "ranks_per_node": 2, "dtype": "float64"},
     {"exchange": "peer", "batch": 2, "hidden": (9,)},
+    {"exchange": "hogwild", "gemm": "wgmma", "atomic": True},
 ]
 
 

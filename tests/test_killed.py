@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyrt.exchange.registry import choices
+from pyrt.exchange.registry import asynchronous, choices
 from tests import few, mpi
 from tests.pyrt.job.test_job import is_gone, wait_until
 
@@ -103,12 +103,13 @@ KILLED = [
     ("device", 3, 2),
     ("peer", 3, 1),
     ("hierarchical", 4, 3),
+    ("hogwild", 3, 0),
 ]
 """Exchange, ranks, and which of these is killed."""
 
 
 def test_every_exchange_is_here() -> None:
-    assert {exchange for exchange, *_ in KILLED} == set(choices())
+    assert {exchange for exchange, *_ in KILLED} == {*choices(), *asynchronous()}
 
 
 @pytest.mark.parametrize(("exchange", "ranks", "killed"), few([KILLED[3], KILLED[5]], of=KILLED))

@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
-        *("ranks_per_node", "placement", "graph"),
+        *("atomic", "ranks_per_node", "placement", "graph"),
     ),
     "files": ("init", "save", "export", "json"),
     "checkpoints": ("checkpoint", "checkpoint_every", "resume", "keep", "checkpoint_errors"),

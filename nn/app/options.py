@@ -23,6 +23,7 @@ from nn.problem.settings import Settings, at_least, flag, is_positive, option, r
 from nn.program.light_weights import DENSE, WAYS, require_way
 from pyrt import devices
 from pyrt.errors import UserError, shown
+from pyrt.exchange.registry import asynchronous
 
 WRITTEN = ("save", "export", "json", "predictions", "save_plan")
 """The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
@@ -176,6 +177,11 @@ class Options(Settings):
         self._check_weights()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
+        if self.check and self.exchange in asynchronous():
+            raise UserError(
+                f"--exchange {self.exchange}: trains another network each time, which --check would not find "
+                "in the reference: leave out --check"
+            )
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
         self._check_files()

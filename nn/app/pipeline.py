@@ -11,6 +11,7 @@ from nn.app import load
 from nn.app.console import Console
 from nn.app.options import Options
 from nn.app.report import Report
+from nn.checkpoints.checkpointer import Checkpointer
 from nn.files import onnx, parameters
 from nn.files.write import write_whole
 from nn.parallel import plan_files
@@ -88,7 +89,15 @@ class Pipeline:
         with closing(self.trainer.setup):
             for epoch in self.trainer.training.epochs(schedule.steps, checkpointer):
                 self.console.say(epoch.line(schedule.epochs))
-        progress = self.trainer.progress
+            workers = self.trainer.training.workers
+            told = workers.report(self.trainer.training.step) if workers is not None else None
+        if told is not None:
+            self.console.say(told.line)
+        trained = replace(self, report=replace(self.report, asynchronous=told))
+        return trained._end(self.trainer.progress, checkpointer)
+
+    def _end(self, progress: Progress, checkpointer: Checkpointer | None) -> Report:
+        """Conclude a training that has come to its end, or was asked to stop."""
         if checkpointer is None:
             return self._conclude(progress)
         checkpointer.end(progress)

@@ -18,6 +18,7 @@ from nn.train.evaluation import Scores
 from nn.train.latency import Latency
 from nn.train.memory_needs import Needs, largest
 from nn.train.prepare import Prepared
+from nn.train.workers import AsynchronousReport
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
@@ -63,6 +64,8 @@ class Report:
     latency: list[Latency] = field(default_factory=list)
     """For each number of images at a time that ``--latency`` has timed."""
     check: Check | None = None
+    asynchronous: AsynchronousReport | None = None
+    """What workers that did not wait for each other tell, where such have trained."""
     preempted: bool = False
     """Whether the run was asked to stop, and left a checkpoint to go on from."""
     phases: list[PhaseRow] = field(default_factory=list)

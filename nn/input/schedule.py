@@ -57,6 +57,14 @@ class Schedule:
         np.random.default_rng((self._seed, 1, epoch)).shuffle(order)
         return order
 
+    def coverage(self, step: int) -> np.ndarray:
+        """Count how often each of the first `used` rows is in the batches before a step, (used,) integers."""
+        epochs, batches = divmod(step, self.batches)
+        counts = epochs * np.bincount(self._rows, minlength=self.used)
+        if batches:
+            counts += np.bincount(self.order(epochs)[: batches * self.batch], minlength=self.used)
+        return counts
+
     def first(self, step: int) -> int:
         """Return the place in its epoch's order where the batch of a step begins."""
         return step % self.batches * self.batch

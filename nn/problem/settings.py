@@ -20,7 +20,7 @@ from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
 from pyrt.errors import UserError, shown
-from pyrt.exchange.registry import choices
+from pyrt.exchange.registry import asynchronous, choices
 
 ERRORS = STOP, WARN = ("stop", "warn")
 """What to do when a checkpoint cannot be written."""
@@ -95,10 +95,12 @@ class Settings:
     )
     exchange: str = option(
         "auto",
-        "how gradients are summed over ranks; auto: the fastest that works here",
-        choices=("auto", *choices()),
+        "how gradients are summed over ranks; auto: the fastest that works here; hogwild: not at all, ranks "
+        "update shared parameters and wait for nobody",
+        choices=("auto", *choices(), *asynchronous()),
         unoffered=("local",),  # no exchange: for measurements
     )
+    atomic: bool = option(False, "with --exchange hogwild: lose no update where ranks make two at once")
     ranks_per_node: int | None = option(
         None, "so many consecutive ranks count as a node, for --exchange peer and hierarchical", "K"
     )
@@ -174,6 +176,13 @@ class Settings:
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
             raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
+        is_asynchronous = self.exchange in asynchronous()
+        if is_asynchronous and self.plan != "data":
+            raise UserError(
+                f"--exchange {self.exchange}: each rank has all weights: leave out --plan, --grid"
+            )
+        if self.atomic and not is_asynchronous:
+            raise UserError(f"--atomic: goes with --exchange {' or '.join(asynchronous())}")
         if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
             raise UserError(
                 "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"

@@ -54,7 +54,7 @@ class Pass:
     def gradients(self, gradients: Arena, panels: Sequence[Panel], samples: int, batch: int) -> list[Item]:
         """List the operations from the images to this rank's part of all gradients.
 
-        ``samples`` of the ``batch`` are this group's.
+        ``samples`` of the ``batch`` are this group's; the loss is divided by ``batch``.
         """
         items = [
             *self._forward(samples),

@@ -168,10 +168,14 @@ class TrainingArrays:
         self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
         in_one_graph = all(facts()[name].on_device and not facts()[name].overlaps for name in exchanges)
+        self._is_asynchronous = facts()[exchanges[0]].asynchronous
         self._may_run_beside = model.kernels is not None and not model.numbers.apart and in_one_graph
 
     def step(self, source: Source, batch: int) -> list[Item]:
-        """List the operations from the images to this rank's gradients, for its part of such a batch."""
+        """List the operations from the images to this rank's gradients, for its part of such a batch.
+
+        They are those of the batch's mean loss or, where workers wait for nobody, of the part's.
+        """
         return self._model.place(self.step_without_places(source, batch)).items
 
     def step_without_places(self, source: Source, batch: int) -> list[Item]:
@@ -179,7 +183,9 @@ class TrainingArrays:
         model = self._model
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start), constrained=self._constrained)
-        items = model.fused(work.gradients(self.gradients, self.panels, stop - start, batch))
+        samples = stop - start
+        mean_of = samples if self._is_asynchronous else batch
+        items = model.fused(work.gradients(self.gradients, self.panels, samples, mean_of))
         if self._may_run_beside and not any(isinstance(item, StartRedistribution) for item in items):
             assert model.kernels is not None
             items = place_beside(items, self.gradients.flat, model.kernels)

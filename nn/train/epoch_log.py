@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
 from nn.train.evaluation import Evaluator
+from nn.train.workers import Workers
 
 
 class EpochLog:
@@ -18,11 +19,20 @@ class EpochLog:
     read together share the time since the previous read, so the epochs add up to the time of training.
     """
 
-    def __init__(self, schedule: Schedule, validation: Evaluator | None, start: Progress) -> None:
-        self._schedule, self._validation = schedule, validation
+    def __init__(
+        self,
+        schedule: Schedule,
+        validation: Evaluator | None,
+        start: Progress,
+        workers: Workers | None = None,
+    ) -> None:
+        """With ``workers`` each adds the losses of its samples, and an epoch's sum is over all of them."""
+        self._schedule, self._validation, self._workers = schedule, validation, workers
         self.step = start.step
         """So many steps have their losses here."""
         self._epochs, self._total = list(start.epochs), start.loss_sum
+        if workers is not None:
+            self._total = workers.kept(self._total)
         self._seconds = self._seconds_per_sample = 0.0
         self._shared_until = time.perf_counter()
 
@@ -44,10 +54,15 @@ class EpochLog:
         """Add the loss of the next step. Returns its epoch where it is the last one of it, validated."""
         self.step = step + 1
         samples = self._schedule.size(step)
-        self._total += loss * samples
+        self._total += (loss if self._workers is None else self._workers.part(step, loss)) * samples
         self._seconds += self._seconds_per_sample * samples
         ends = self.step % self._schedule.batches == 0
         return self._end(self._schedule.epoch(step) + 1) if ends else None
+
+    def collect(self) -> None:
+        """Add up the workers' sums of the current epoch, where all have met. Collective with workers."""
+        if self._workers is not None:
+            self._total = self._workers.kept(self._workers.total(self._total))
 
     def _lap(self) -> float:
         """Seconds since the last call."""
@@ -55,7 +70,10 @@ class EpochLog:
         return self._shared_until - before
 
     def _end(self, number: int) -> Epoch:
-        loss, self._total = self._total / self._schedule.samples, 0.0
+        total, self._total = self._total, 0.0
+        if self._workers is not None:
+            total = self._workers.total(total)
+        loss = total / self._schedule.samples
         precision = held_out = None
         if self._validation is not None:  # then all steps that were read together are of this epoch
             scores = self._validation.scores()

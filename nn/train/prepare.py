@@ -18,6 +18,7 @@ from nn.problem.problem import Problem
 from nn.problem.settings import Settings
 from nn.train.memory_needs import Rehearsal, choose_placement
 from nn.train.rank_resources import RankGroups, RankResources
+from nn.train.workers import require_asynchronous
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import ExchangeChoice
@@ -43,6 +44,11 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
     settings, driver, phases = problem.settings, runtime.driver, runtime.phases
     resume_point = resume_point.of(problem)
     choice = runtime.choose_exchange(resume_point.exchange(settings, driver), settings.ranks_per_node)
+    if problem.trains:
+        with runtime.job.agree():
+            require_asynchronous(
+                choice.name, runtime.job.size, problem.schedule, problem.constraint is not None
+            )
     plan = _choose_plan(problem, runtime, choice, resume_point)
     shard = Shard(plan, problem.network, runtime.job.rank)
     groups = RankGroups.of(choice, shard)

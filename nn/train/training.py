@@ -23,6 +23,7 @@ from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
 from nn.train.training_steps import StepMaker
+from nn.train.workers import Workers
 from pyrt.exchange import QueueWork
 from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
@@ -78,8 +79,12 @@ class Training:
                 with resources.driver.ledger.of("batches"):
                     made = open_batches(problem, model.shard, resources, placement)
                 self._batches = opened.enter_context(closing(made))
-            opener = ExchangeOpener(model, self._arrays, resources, self._log.ring, self._checked)
+            opener = ExchangeOpener(
+                model, self._arrays, resources, self._log.ring, self._checked, self._settings.atomic
+            )
             self._exchange = opener.open(opened)
+            self.workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
+            """Those that do not wait for each other, if it is so."""
             self._maker = StepMaker(
                 model, self._arrays, resources, self._batches, self._exchange, self._checked
             )
@@ -157,7 +162,9 @@ class Training:
 
     def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
-        self._log_of_epochs = EpochLog(self._schedule, validation, start)
+        self._log_of_epochs = EpochLog(self._schedule, validation, start, self.workers)
+        if self.workers is not None:
+            self.workers.begin()
         self._validation, self._watcher = validation, watcher or Watcher()
         self.step = start.step
         if start.step < self._schedule.steps:
@@ -178,7 +185,10 @@ class Training:
             run = next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
         self._queue(run)
         self.step = run.stop
-        losses = self._log.read(run.stop, now=reads(run.stop) or self._waits(run.stop))
+        is_read = reads(run.stop)
+        losses = self._log.read(run.stop, now=is_read or self._waits(run.stop))
+        if self.workers is not None and (is_read or self._ends_epoch(run.stop)):
+            self.workers.meet()
         log, ended = self._log_of_epochs, []
         log.share_time([step for step, _ in losses])
         for step, loss in losses:
@@ -186,7 +196,10 @@ class Training:
             self.loss = loss
             epoch = log.add(step, loss)
             if epoch is not None:
+                self._require_finite(epoch)
                 ended.append(epoch)
+        if is_read:
+            log.collect()
         self._watcher.queued(run.steps)
         return ended
 
@@ -220,9 +233,16 @@ class Training:
         NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
         """
         is_done = not self._resources.driver.has_kernels
-        ends_epoch = stop % self._schedule.batches == 0
-        is_validated = ends_epoch and self._validation is not None
-        return is_done or is_validated or self._prints(stop - 1) or stop == self._schedule.steps
+        meets = self._validation is not None or self.workers is not None
+        return (
+            is_done
+            or (self._ends_epoch(stop) and meets)
+            or self._prints(stop - 1)
+            or stop == self._schedule.steps
+        )
+
+    def _ends_epoch(self, stop: int) -> bool:
+        return stop % self._schedule.batches == 0
 
     def _queue(self, run: Run) -> None:
         batches, last = self._batches, run.stop - 1
@@ -241,9 +261,12 @@ class Training:
         return every is not None and (step + 1) % every == 0
 
     def _check(self, step: int, loss: float) -> None:
-        """Raise Diverged if the loss of a step is not finite; tell it if it is to be."""
+        """Raise Diverged if the loss of a step is not finite; tell it if it is to be.
+
+        A worker's own loss is not known to the others: they see that of the epoch.
+        """
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and self.workers is None:
             raise Diverged(
                 f"the loss is {loss} at epoch {epoch}, step {batch}: no result was written; "
                 "try a smaller --lr"
@@ -251,3 +274,10 @@ class Training:
         if self._prints(step):
             self.printed.append((step + 1, loss))
             self._watcher.loss(step + 1, epoch, loss)
+
+    def _require_finite(self, epoch: Epoch) -> None:
+        """Raise Diverged if the loss of an epoch is not finite."""
+        if not math.isfinite(epoch.loss):
+            raise Diverged(
+                f"the loss of epoch {epoch.epoch} is {epoch.loss}: no result was written; try a smaller --lr"
+            )

@@ -29,6 +29,8 @@ class ExchangeOpener:
     ring: LossRing
     wrap: Wrap
     """What is put around each update."""
+    atomic: bool
+    """Whether an asynchronous exchange loses no update."""
 
     def open(self, opened: ExitStack) -> Exchange:
         """Make the exchange: of buckets that all ranks sum, and of those that ranks of one shard sum.
@@ -75,6 +77,7 @@ class ExchangeOpener:
             self.arrays.gradients.flat,
             [self.arrays.panels[index].bucket for index in buckets],
             update,
+            self.atomic,
         )
         with resources.job.agree(), agreed_by_some(), resources.driver.ledger.of("exchange"):
             return create_exchange(choice.name, context)

@@ -77,10 +77,14 @@ class Driver(Protocol):
         """Device memory as a NumPy array without a copy; only where ``has_kernels`` is false."""
 
     # memory of other processes on this machine
+    def allocate_exportable(self, nbytes: int) -> int:
+        """Device memory as ``allocate`` gives it, which `export_memory` takes; ``free`` frees it."""
+
     def export_memory(self, pointer: int) -> bytes:
         """Export this memory, the whole of an allocation, so that another process can import it.
 
-        It stays there until the others have released it. Raises ValueError for other pointers.
+        A GPU and the emulated device take any, the cpu device what ``allocate_exportable`` gave. It stays
+        there until the others have released it. Raises ValueError for other pointers.
         """
 
     def import_memory(self, handle: bytes) -> int:

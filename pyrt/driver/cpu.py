@@ -7,6 +7,8 @@ feeding and timing run the same code as on a GPU.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from pyrt.driver import Shape3
+from pyrt.driver import Shape3, sharing
 from pyrt.host_memory import HostMemory
 from pyrt.ledger import Ledger
 
@@ -45,8 +47,11 @@ class CpuDriver:
         self.device_name = _processor_name()
         self.ledger = Ledger()
         self._allocations: dict[int, np.ndarray] = {}
+        self._exportable: dict[int, sharing.SharedFile] = {}
 
     def close(self) -> None:
+        for pointer in list(self._exportable):
+            self._close_file(pointer)
         self._allocations.clear()
 
     def allocate(self, nbytes: int) -> int:
@@ -58,7 +63,12 @@ class CpuDriver:
 
     def free(self, pointer: int) -> None:
         del self._allocations[pointer]
+        self._close_file(pointer)
         self.ledger.freed(pointer)
+
+    def _close_file(self, pointer: int) -> None:
+        if pointer in self._exportable:
+            os.close(self._exportable.pop(pointer).descriptor)
 
     def free_memory(self) -> int:
         return HostMemory.now().free
@@ -76,14 +86,34 @@ class CpuDriver:
         memory = memoryview((ctypes.c_char * nbytes).from_address(pointer))
         return np.frombuffer(memory, dtype).reshape(shape)
 
+    def allocate_exportable(self, nbytes: int) -> int:
+        file = sharing.create(nbytes)
+        os.ftruncate(file.descriptor, nbytes)
+        pointer = self._map(file.descriptor, nbytes)
+        self._exportable[pointer] = file
+        self.ledger.allocated(pointer, nbytes)
+        return pointer
+
     def export_memory(self, pointer: int) -> bytes:
-        raise RuntimeError("the cpu device has no memory for other processes")
+        if pointer not in self._exportable:
+            raise ValueError("only what allocate_exportable gave can be exported")
+        return self._exportable[pointer].handle
 
     def import_memory(self, handle: bytes) -> int:
-        raise RuntimeError("the cpu device has no memory for other processes")
+        descriptor, nbytes = sharing.open_shared(handle)
+        try:
+            return self._map(descriptor, nbytes)
+        finally:
+            os.close(descriptor)  # the mapping keeps the memory
+
+    def _map(self, descriptor: int, nbytes: int) -> int:
+        """Map a file; a page is a multiple of `ALIGNMENT`."""
+        block = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+        self._allocations[block.ctypes.data] = block
+        return block.ctypes.data
 
     def release_memory(self, pointer: int) -> None:
-        raise RuntimeError("the cpu device has no memory for other processes")
+        del self._allocations[pointer]
 
     def copy_to_device(self, pointer: int, host: np.ndarray, stream: None) -> None:
         ctypes.memmove(pointer, host.ctypes.data, host.nbytes)

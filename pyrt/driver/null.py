@@ -80,6 +80,9 @@ class NullDriver(CpuDriver):
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         return self.allocate_pinned(nbytes), self._addresses(nbytes)
 
+    def allocate_exportable(self, nbytes: int) -> int:
+        return self.allocate(nbytes)
+
     def export_memory(self, pointer: int) -> bytes:
         return b"null"
 

@@ -8,6 +8,7 @@
 ``device``       bucket by bucket, without copies: MPI is given device buffers, where it can take them
 ``peer``         one node: a kernel sums, updates and spreads over the memory of all its GPUs
 ``hierarchical`` several nodes: within each as ``peer``, across them as ``host``
+``hogwild``      one node, no sums: ranks update shared parameters, and wait for nobody
 ================ ====================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -122,6 +123,8 @@ class ExchangeContext:
     buckets: Sequence[Bucket]
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
+    atomic: bool = False
+    """Whether an asynchronous exchange loses no update where ranks add to the same parameter at once."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there are buckets, each with gradients in it."""
@@ -166,4 +169,26 @@ class Exchange(Protocol):
         call twice.
 
         Between two steps, or after an exception that has ended one early.
+        """
+
+
+class Asynchronous(Exchange, Protocol):
+    """An exchange whose ranks, the workers, wait for each other only where they meet.
+
+    After `finish` each has parameters of its own; after `begin` and `meet` all have the same.
+    """
+
+    def begin(self) -> None:
+        """Make the parameters of the first rank those of all, before the first step. Collective."""
+
+    def meet(self) -> None:
+        """Wait until the updates of all steps are over, and give each rank what they have left. Collective.
+
+        Between two steps, of which all ranks have made as many.
+        """
+
+    def count(self) -> tuple[int, float]:
+        """Count the updates of all ranks since `begin`, and estimate how many of them are in the parameters.
+
+        Collective, behind `meet`.
         """

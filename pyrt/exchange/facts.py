@@ -49,6 +49,8 @@ class Facts:
     """Whether kernels do all of it, and a graph can hold it."""
     updates_once_a_node: bool = False
     """Whether each parameter is updated by one rank of a node, not by all."""
+    asynchronous: bool = False
+    """Whether ranks update with their own gradients and wait for nobody: see `pyrt.exchange.Asynchronous`."""
 
     def sent(self, buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:
         """Count what this rank sends; one rank alone sends nothing."""

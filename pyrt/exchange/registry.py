@@ -24,8 +24,13 @@ def exchanges() -> dict[str, Facts]:
 
 
 def choices() -> tuple[str, ...]:
-    """Return the names that a user may choose."""
+    """Return the names that a user may choose of those that sum over ranks."""
     return tuple(name for name, facts in exchanges().items() if facts.rung is not None)
+
+
+def asynchronous() -> tuple[str, ...]:
+    """Return the names of those that wait for nobody, which a user may choose too."""
+    return tuple(name for name, facts in exchanges().items() if facts.asynchronous)
 
 
 def create_exchange(name: str, setting: ExchangeContext) -> Exchange:

@@ -72,6 +72,9 @@ class CudaMemory:
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         raise RuntimeError("GPU memory has no host view: copy it to the host")
 
+    def allocate_exportable(self, nbytes: int) -> int:
+        return self.allocate(nbytes)
+
     def export_memory(self, pointer: int) -> bytes:
         if pointer not in self._allocations:  # CUDA takes any, and gives the start of the allocation
             raise ValueError("only whole allocations can be exported, not views")

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from pyrt.driver.emulated import sharing
+from pyrt.driver import sharing
 from pyrt.driver.emulated.handles import Stream, Work
 from pyrt.driver.emulated.runtime import DeviceError, Runtime
 from pyrt.driver.emulated.streams import EmulatedStreams
@@ -96,6 +96,9 @@ class EmulatedMemory(EmulatedStreams):
         raise RuntimeError("GPU memory has no host view: copy it to the host")
 
     # memory of other processes
+
+    def allocate_exportable(self, nbytes: int) -> int:
+        return self.allocate(nbytes)
 
     def export_memory(self, pointer: int) -> bytes:
         if pointer not in self._sizes:

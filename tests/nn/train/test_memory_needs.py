@@ -59,7 +59,7 @@ class Counted:
         self.device = self.pinned = 0
         self._sizes, self._ours = {}, []
         self.lines = []
-        for name in ("allocate", "allocate_pinned", "allocate_mapped", "free"):
+        for name in ("allocate", "allocate_exportable", "allocate_pinned", "allocate_mapped", "free"):
             monkeypatch.setattr(kind, name, getattr(self, name)(getattr(kind, name)))
         begin = Training.begin
 
@@ -80,6 +80,8 @@ class Counted:
             return pointer
 
         return allocate
+
+    allocate_exportable = allocate
 
     def free(self, real):
         return lambda driver, pointer: (self._sizes.pop(pointer, None), real(driver, pointer))[1]
@@ -134,6 +136,7 @@ def test_a_run_on_the_cpu_takes_what_was_counted(digits, small_pieces, monkeypat
         for more in range(2 if ranks > 1 else 1)
     ]
     if ranks == 2:
+        cases.append({"data": digits, "exchange": "hogwild", "atomic": True})
         mixed = join().comm.bcast(tmp_path) / "plan.json"  # of two exchanges
         plan_files.save(mixed, Plan(1, 2, ("rows", "samples", "columns")))
         cases.append({"data": digits, "plan": str(mixed), "optimiser": "adam", "exchange": "host"})
@@ -154,7 +157,11 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
     else:
         plans = [{}, {"plan": "model"}]
         cases = [{"exchange": name, **plans[number % 2]} for number, name in enumerate(exchanges)]
-        cases += [{"exchange": "peer", "placement": "stream"}, {"exchange": "host", "graph": False}]
+        cases += [
+            {"exchange": "hogwild"},
+            {"exchange": "peer", "placement": "stream"},
+            {"exchange": "host", "graph": False},
+        ]
     assert not differ(monkeypatch, type(driver), [{**where, **case} for case in cases])
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
+from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
+from pyrt.errors import UserError
+from pyrt.job import join
 from pyrt.streams import Streams
 from tests.pyrt.fakes import missing_from_protocol
 
@@ -83,16 +88,28 @@ def test_it_has_no_graphs(cpu: CpuDriver) -> None:
             call()
 
 
-def test_it_shares_no_memory(cpu: CpuDriver) -> None:
-    pointer = cpu.allocate(16)
-    calls = (
-        lambda: cpu.export_memory(pointer),
-        lambda: cpu.import_memory(b""),
-        lambda: cpu.release_memory(pointer),
-    )
-    for call in calls:
-        with pytest.raises(RuntimeError, match="the cpu device has no memory for other processes"):
-            call()
+@pytest.mark.parallel([2])
+def test_ranks_map_memory_that_one_of_them_exports(cpu: CpuDriver) -> None:
+    job, before = join(), len(os.listdir("/proc/self/fd"))
+    mine = DeviceArray.exportable(cpu, (1000,), "f4") if job.rank == 0 else None
+    handle = job.comm.bcast(mine.export() if mine is not None else None)
+    array = mine if mine is not None else DeviceArray.imported(cpu, handle, (1000,), "f4")
+    assert array.pointer % 256 == 0
+    for rank in range(2):
+        if rank == job.rank:
+            array.host_view()[rank:] = rank + 1
+        job.comm.barrier()
+    assert array.host_view().tolist() == [1, *[2] * 999]
+    job.comm.barrier()
+    (cpu.free if mine is not None else cpu.release_memory)(array.pointer)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_of_other_processes_is_of_other_processes(cpu: CpuDriver) -> None:
+    with pytest.raises(ValueError, match="only what allocate_exportable gave"):
+        cpu.export_memory(cpu.allocate(16))
+    with pytest.raises(UserError, match="it belongs to this process"):
+        cpu.import_memory(cpu.export_memory(cpu.allocate_exportable(16)))
 
 
 def test_it_runs_no_kernels(cpu: CpuDriver) -> None:

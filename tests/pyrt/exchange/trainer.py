@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +16,7 @@ from nn.optimisers import Sgd
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
 from pyrt.exchange import Bucket, ExchangeContext, PackedUpdate, QueueWork, Update, host
+from pyrt.exchange.hogwild import HogwildExchange
 from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.exchange.registry import choices, create_exchange
 from pyrt.job import Job
@@ -41,6 +43,8 @@ BUCKETS = {
 PEERS = ("peer", "hierarchical", "peer flags")
 """They need kernels, and leave no sums of gradients."""
 ON_HOST = [name for name in choices() if name not in PEERS]
+NO_CHOICES = {made.name: made for made in (PeerFlagsExchange, HogwildExchange)}
+"""Made whatever the number of ranks."""
 PIECES = (host.PIECE_BYTES, 256)
 
 
@@ -125,6 +129,7 @@ class Trainer:
         dtype: np.dtype,
         node: MPI.Comm | None = None,
         update: Update | None = None,
+        atomic: bool = False,
     ) -> None:
         self.driver, self.buckets, self.dtype = driver, buckets, dtype
         self.streams = Streams(driver)
@@ -143,9 +148,10 @@ class Trainer:
             self.gradients,
             buckets,
             update or self.update,
+            atomic,
         )
-        no_choice = name == PeerFlagsExchange.name
-        self.exchange = PeerFlagsExchange(setting) if no_choice else create_exchange(name, setting)
+        make = NO_CHOICES.get(name)
+        self.exchange: Any = make(setting) if make is not None else create_exchange(name, setting)
 
     def step(self, gradients: np.ndarray) -> np.ndarray:
         """The parameters that work queued after one step on this rank's gradients sees."""

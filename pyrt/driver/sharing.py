@@ -1,4 +1,4 @@
-"""Memory of the emulated device that several processes use: files without a name.
+"""Host memory that several processes use, as that of the cpu and the emulated device: files without a name.
 
 Such a file (``memfd_create``) is memory, and lives as long as somebody has it open or mapped: whatever way a
 job ends, nothing of it is left. Another process of the same user opens it under ``/proc/<pid>/fd``.
