@@ -41,7 +41,8 @@ __device__ inline Vec4 added(real *shared, const Vec4 &before, const Vec4 &mine)
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) {
         changes |= mine.of[j] != before.of[j];
-        now.of[j] = there.of[j] == before.of[j] ? mine.of[j] : there.of[j] + (mine.of[j] - before.of[j]);
+        const bool as_before = ((const Word *)there.of)[j] == ((const Word *)before.of)[j];  // of a NaN too
+        now.of[j] = as_before ? mine.of[j] : there.of[j] + (mine.of[j] - before.of[j]);
     }
     if (changes)  // else a store could undo what others have stored since
         store(shared, now);
