@@ -49,11 +49,16 @@ class Compression:
     """Makes a network light, step by step."""
 
     def __init__(self, wanted: Wanted, retraining: Retraining) -> None:
-        """Raises UserError where lists do not fit the network."""
+        """Raises UserError where lists do not fit the network, or the plan does not fit what is wanted."""
         network = retraining.network
         self._wanted, self._retraining, self._network = wanted, retraining, network
         self._shares, self._qualities = wanted.shares_of(network), wanted.qualities_of(network)
         self._bits = wanted.bits_of(network)
+        if any(self._bits.values()) and retraining.options.plan != "data":
+            raise UserError(
+                f"--plan {shown(retraining.options.plan)}: weights that share values must be whole on each "
+                "rank: leave it out, or give --bits 0"
+            )
 
     @property
     def steps(self) -> list[Callable[[Parameters], Step]]:

@@ -234,6 +234,7 @@ def test_the_learning_rate_is_a_tenth(monkeypatch: pytest.MonkeyPatch, trained: 
         (["--out", "x.pyrtz", "--bits", "4,5,6,7"], "3 layers with weights"),
         (["--out", "x.pyrtz", "--index-bits", "0"], "--index-bits"),
         (["--sensitivity", "x.png", "--resume"], "--resume"),
+        (["--out", "x.pyrtz", "--plan", "model"], "--plan model"),
     ],
 )
 def test_mistakes_are_one_line(
