@@ -18,7 +18,7 @@ EMBEDDED, FASHION = "embedded", "fashion-mnist"
 DATA = {EMBEDDED: "the embedded digits", FASHION: "Fashion-MNIST"}
 
 GOAL, PRUNED, SHARED, BOTH, SCAN = "goal", "pruning alone", "sharing alone", "both", "sensitivity"
-"""What a point does: compress as far as accuracy allows; a curve's points; prune each layer alone."""
+"""Kinds of points: compress as far as accuracy allows; a curve's points; prune each layer alone."""
 CURVES = PRUNED, SHARED, BOTH
 
 TOTAL = "total"
@@ -26,7 +26,7 @@ TOTAL = "total"
 
 
 class Paper(NamedTuple):
-    """What the paper reports of a network, on MNIST (Han, Mao and Dally 2016, table 1): KB and percent."""
+    """Holds the paper's results of a network, on MNIST (Han, Mao and Dally 2016, table 1): KB and percent."""
 
     before: int
     after: int
@@ -39,15 +39,15 @@ PAPER = {DENSE: Paper(1070, 27, 40, 1.64, 1.58), CONV: Paper(1720, 44, 39, 0.80,
 
 
 class Way(NamedTuple):
-    """How a network is trained on a data set, and compressed."""
+    """Says how a network is trained on a data set, and compressed."""
 
     net: str
     data: str
     train: str
     prune: str
-    """Of the goal: the share of each layer's weights that goes."""
+    """The share of each layer's weights that goes, in the goal."""
     bits: str
-    """Of the goal and of the curve `BOTH`."""
+    """Bits of a code, in the goal and on the curve `BOTH`."""
     most: tuple[float, ...]
     """On the curves: the share of a layer's weights that goes, at most. The first convolution and the last
     layer have few weights and need them."""
@@ -89,7 +89,7 @@ ON_CPU = Way(
 
 
 class Extent(NamedTuple):
-    """What is compressed: the networks, and the points of their curves."""
+    """Lists what is compressed: the networks, and the points of their curves."""
 
     ways: tuple[Way, ...]
     shares: tuple[float, ...]

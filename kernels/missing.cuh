@@ -3,7 +3,7 @@
 
 #include "common.cuh"
 
-// What no number in flight looks like: a NaN of all ones. One that does is sent as another NaN.
+// `missing` stands for a number that has not come: a NaN of all ones. A number with these bits is sent as another NaN.
 __device__ inline bool is_missing(float x) { return __float_as_uint(x) == 0xffffffffu; }
 __device__ inline bool is_missing(double x) { return __double_as_longlong(x) == -1; }
 __device__ inline float missing(float) { return __uint_as_float(0xffffffffu); }

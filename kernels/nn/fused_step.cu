@@ -30,17 +30,17 @@ const int ROOM = 384;  // threads that registers must do for: blocks of the upda
 
 const int LANE_UNITS = UNITS / WARP;  // that a lane has
 
-// What all blocks are given.
+// The task of a launch, the same for all blocks.
 struct Step {
     int rows, inputs, hidden, classes;
     int chunk, across;  // features of a tile, forward (a multiple of 8, at most 128) and back (at most 32)
     real pixel_scale, scale;
     bool wide;  // whether rows of images and W1 begin at multiples of four elements
-    // What blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the
+    // Numbers that blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the
     // rows, in this launch, and in the one before, which is to be forgotten.
     real *sums, *told, *old;
 
-    // Of the rows: A and dZ, rows x UNITS; G, rows x classes; losses.
+    // The parts of what is told of rows: A and dZ, rows x UNITS; G, rows x classes; losses.
     __device__ real *A(real *of_rows) const { return of_rows; }
     __device__ real *dZ(real *of_rows) const { return of_rows + rows * UNITS; }
     __device__ real *G(real *of_rows) const { return of_rows + 2 * rows * UNITS; }
@@ -122,7 +122,7 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     const Ends ends = {shared};
     real *const own = ends.end(classes);  // of each part, what it needs in shared memory
 
-    // Of images, labels and their order nothing has to wait. What is asked for here is used much later.
+    // No kernel writes images, labels and their order, so nothing has to wait for them. They are used much later.
     int row = blockIdx.x + threadIdx.x / WARP * gridDim.x;
     const int number = (int)threadIdx.x < rows ? batch.order[threadIdx.x] : 0;
     int label = row < rows ? labels[batch.order[row]] : 0;

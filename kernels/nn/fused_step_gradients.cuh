@@ -94,7 +94,7 @@ __device__ inline void make_tile(const Step &step, int units, int tile, real *X,
     }
 }
 
-// What sums over rows are made of, in shared memory: G, rows x classes; A and dZ, rows x SUM_UNITS; losses; a one.
+// The factors of sums over rows, in shared memory: G, rows x classes; A and dZ, rows x SUM_UNITS; losses; a one.
 struct Factors {
     real *G, *A, *dZ, *losses, *one, *sums;
 };

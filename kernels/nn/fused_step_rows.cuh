@@ -5,7 +5,7 @@
 const int CLASSES_AT_ONCE = 10;
 const int CHUNKS_AT_ONCE = 8;
 
-// What rows need of the parameters, in shared memory: W2, with zeros to whole CLASSES_AT_ONCE and UNITS; b1; b2.
+// The parameters that rows need, in shared memory: W2, with zeros to whole CLASSES_AT_ONCE and UNITS; b1; b2.
 struct Ends {
     real *W2;
 
@@ -55,7 +55,7 @@ __device__ inline LaneUnits activations(const Step &step, int row, int chunks, c
     return a;
 }
 
-// What was told of a row is forgotten: its sums, and of the launch before the rest.
+// Clears the places of a row: its sums, and all else that the launch before told of it.
 __device__ inline void forget_row(const Step &step, int row, int chunks)
 {
     const int lane = threadIdx.x % WARP, units = row * UNITS + lane * LANE_UNITS;

@@ -1,4 +1,4 @@
-// What kernels of quantised layers have in common: a scale for each row, sums over a block, results.
+// The parts that kernels of quantised layers share: a scale for each row, sums over a block, results.
 #pragma once
 
 #include "common.cuh"

@@ -65,7 +65,7 @@ class Report:
     """For each number of images at a time that ``--latency`` has timed."""
     check: Check | None = None
     asynchronous: AsynchronousReport | None = None
-    """What workers that did not wait for each other tell, where such have trained."""
+    """Figures of workers that did not wait for each other, where such have trained."""
     preempted: bool = False
     """Whether the run was asked to stop, and left a checkpoint to go on from."""
     phases: list[PhaseRow] = field(default_factory=list)

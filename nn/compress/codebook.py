@@ -12,7 +12,7 @@ import numpy as np
 from nn.files.coding.shared_weights import MOST_CLUSTERS
 
 STARTS = ("linear", "density", "random")
-"""Where the centroids begin (section 3.2): evenly between the smallest and the largest weight; at even steps
+"""Starts of the centroids (section 3.2): evenly between the smallest and the largest weight; at even steps
 of the distribution; at weights drawn at random (Forgy)."""
 
 ROUNDS = 10_000

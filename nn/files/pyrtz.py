@@ -31,7 +31,7 @@ from pyrt.errors import UserError, shown
 MAGIC, VERSION = b"\x89PYRTZ\r\n", 1
 
 _START = struct.Struct("<8sII")
-"""Of the file: the magic, the version, and the bytes of the header that follows."""
+"""The start of a file: the magic, the version, and the bytes of the header that follows."""
 
 _CHECKSUM = struct.Struct("<I")
 

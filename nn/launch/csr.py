@@ -19,7 +19,7 @@ MOST_WEIGHTS = 2**30
 """Places of entries are int32, and kernels look a little beyond the last."""
 
 BANKS = LANES = 32
-"""Of shared memory, a float each; of a warp."""
+"""Banks of shared memory, a float each; lanes of a warp."""
 
 SHORT_INDEX = 65536
 """Columns up to which an index into them takes 2 bytes."""

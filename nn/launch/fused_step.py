@@ -33,7 +33,7 @@ MOST_PRODUCTS = 1 << 25
 
 @dataclass(frozen=True)
 class FusedStepShape:
-    """How the kernel is launched for a batch of ``rows``."""
+    """Decides how the kernel is launched for a batch of ``rows``."""
 
     rows: int
     inputs: int

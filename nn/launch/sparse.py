@@ -198,7 +198,7 @@ def _bind_lanes(kernels: Kernels, work: SparseProduct) -> Launch:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How csr_tile cuts a product: tiles of ``width`` columns, rows in ``shares``, samples in ``groups``."""
+    """Cuts a product for csr_tile: tiles of ``width`` columns, rows in ``shares``, samples in ``groups``."""
 
     at_once: int
     """Samples of a group."""

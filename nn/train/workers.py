@@ -20,11 +20,11 @@ from pyrt.job import Job
 
 @dataclass(frozen=True)
 class AsynchronousReport:
-    """What asynchronous training tells behind its last step."""
+    """Holds what asynchronous training tells behind its last step."""
 
     workers: int
     updates: int
-    """Of all workers, in this run."""
+    """Updates of all workers, in this run."""
     lost: float
     """The share of the updates that are not in the parameters, counted on words that are updated alike."""
     samples: int

@@ -51,7 +51,7 @@ def _chunks(numbers: int) -> int:
 
 
 class Moves(Protocol):
-    """What moves parameters, in the order of a stream."""
+    """Moves parameters, in the order of a stream."""
 
     def push(self, stream: StreamHandle) -> object:
         """Add mine - before to the shared numbers; what is there then becomes both.

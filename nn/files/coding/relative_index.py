@@ -11,7 +11,7 @@ import numpy as np
 from nn.files.coding.bits import Damaged
 
 INDEX_BITS = range(1, 17)
-"""What an index may take."""
+"""Bits that an index may take."""
 
 
 def encode(places: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

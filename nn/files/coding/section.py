@@ -28,7 +28,7 @@ HUFFMAN_CODES, HUFFMAN_GAPS, FILLERS = 1, 2, 4
 
 @dataclass(frozen=True)
 class Fields:
-    """What the header says of a section, beside its name, bytes and checksum."""
+    """Holds what the header says of a section, beside its name, bytes and checksum."""
 
     kind: int
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class Entries(NamedTuple):
     """Gap - 1 of each entry, uint16; None of an array of which nothing is pruned."""
     is_filler: np.ndarray
     codes: np.ndarray | None
-    """Of each entry, int32, a filler's is the number of clusters; None without a codebook."""
+    """The code of each entry, int32; a filler's is the number of clusters; None without a codebook."""
     fillers: int
 
     @classmethod

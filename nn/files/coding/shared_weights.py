@@ -83,7 +83,7 @@ class SharedWeights:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is pruned."""
+        """Return whether nothing is pruned."""
         return len(self.places) == self.size
 
     @property

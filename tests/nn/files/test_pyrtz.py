@@ -5,6 +5,7 @@ import struct
 import sys
 import tracemalloc
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from nn.model.initial import initial_values
 from pyrt.errors import UserError
 from tests import spread
 from tests.fuzz.packing import join_pyrtz, split_pyrtz, summed_pyrtz
-from tests.nn.files.made import NETWORK, load
+from tests.nn.files.made import NETWORK, load, require_failing_save_leaves_the_old_file
 
 pytest.importorskip("bitarray", reason="make test installs it")
 
@@ -427,17 +428,8 @@ def test_metadata_that_are_no_text_or_too_long(file):
 
 def test_a_failing_save_leaves_the_old_file(file, arrays, monkeypatch):
     parameters.save(file, arrays, {})
-    old = file.read_bytes()
-
-    def fail(stream, arrays, run):
-        stream.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pyrtz, "write", fail)
-    with pytest.raises(UserError, match=r"--out .*No space left"):
-        pyrtz.save_compressed("--out", file, arrays, {})
-    assert file.read_bytes() == old
-    assert list(file.parent.iterdir()) == [file]
+    save = partial(pyrtz.save_compressed, "--out", file, arrays, {})
+    require_failing_save_leaves_the_old_file(file, pyrtz, save, "--out", monkeypatch)
 
 
 def test_without_the_package_one_line_says_what_to_install(file, arrays, refused, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nn.files import parameters, safetensors
 from nn.model.initial import initial_values
 from pyrt.errors import UserError
-from tests.nn.files.made import NETWORK, load
+from tests.nn.files.made import NETWORK, load, require_failing_save_leaves_the_old_file
 
 package = pytest.importorskip("safetensors", reason="make test installs it")
 
@@ -94,17 +95,8 @@ def test_files_of_others_are_read_too(file, arrays):
 
 def test_a_failing_save_leaves_the_old_file(file, arrays, monkeypatch):
     parameters.save(file, arrays, {})
-    old = file.read_bytes()
-
-    def fail(stream, arrays, run):
-        stream.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(safetensors, "write", fail)
-    with pytest.raises(UserError, match=r"--save .*No space left"):
-        parameters.save(file, arrays, {})
-    assert file.read_bytes() == old
-    assert list(file.parent.iterdir()) == [file]
+    save = partial(parameters.save, file, arrays, {})
+    require_failing_save_leaves_the_old_file(file, safetensors, save, "--save", monkeypatch)
 
 
 def test_arrays_that_do_not_fit_the_network(file, arrays, refused):
