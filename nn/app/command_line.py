@@ -96,6 +96,10 @@ OTHER_NAMES = {
 """Names that other programs give to our options and values."""
 
 
+NO_LAYERS = "none"
+"""In the place of their sizes."""
+
+
 def parse(arguments: Sequence[str]) -> Options:
     """Read a command line; UserError for what makes no sense. Prints and exits for --help and --version."""
     parser = Parser(
@@ -163,8 +167,8 @@ def _plainly(default: Any) -> str:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Read 512 or 512,256."""
-    return tuple(int(size) for size in text.split(","))
+    """Read 512 or 512,256; none is no number."""
+    return () if text == NO_LAYERS else tuple(int(size) for size in text.split(","))
 
 
 def file_name(text: str) -> Path:

@@ -33,7 +33,9 @@ WRITTEN = ("save", "export", "json", "predictions", "save_plan")
 class Options(Settings):
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
-    hidden: tuple[int, ...] = option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    hidden: tuple[int, ...] = option(
+        (512,), "units of the hidden layers, as 512 or 512,256; none: inputs and outputs alone", "N[,N...]"
+    )
     net: str | None = option(
         None,
         f"a network in place of --hidden: {', '.join(NAMES)}; layers, as "
@@ -138,8 +140,8 @@ class Options(Settings):
         super().__post_init__()
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
-        if not self.hidden:
-            raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        if not self.hidden and self.activation != Options.activation:
+            raise UserError("--activation: is of hidden layers, and --hidden none has none: leave it out")
         if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
             raise UserError("--net says all layers: leave out --hidden and --activation")
         if self.net is not None and not net_files.is_file(self.net):
