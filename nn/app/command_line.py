@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "data": (
         *("data", "channels", "samples", "classes", "val_fraction", "val_split", "augment", "pixel_scale"),
+        "distribute",
     ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
