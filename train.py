@@ -83,7 +83,7 @@ def train(
         options = with_network_of_file(options, job)
         reading = load.begin(options, job)
         with start.open_runtime(options, job, phases, console) as runtime:
-            data = load.finish(reading, runtime, console)
+            data = load.finish(reading, options, runtime, console)
             options = with_common_versions(load.with_layers(options, data, job), runtime)
             # The network, its optimiser and its batches; then exchange, plan, place of the data, memory.
             problem = load.make_problem(options, data, job)

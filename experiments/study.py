@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,12 @@ SMALL, FULL = SIZES = ("small", "full")
 def amount(number: float, what: str) -> str:
     """Say in words: 1 rank, 2 ranks."""
     return f"{number:.0f} {what}{'' if number == 1 else 's'}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Join: a, b and c."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nn.files import net_files
+from nn.input import distribute
 from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
 from nn.input.named_sets import SETS
 from nn.model import net_text
@@ -33,7 +34,9 @@ WRITTEN = ("save", "export", "json", "predictions", "save_plan")
 class Options(Settings):
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
-    hidden: tuple[int, ...] = option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    hidden: tuple[int, ...] = option(
+        (512,), "units of the hidden layers, as 512 or 512,256; none: inputs and outputs alone", "N[,N...]"
+    )
     net: str | None = option(
         None,
         f"a network in place of --hidden: {', '.join(NAMES)}; layers, as "
@@ -79,6 +82,12 @@ class Options(Settings):
     )
     classes: int | None = option(
         None, "number of classes, where it is more than the largest training label + 1", "N"
+    )
+    distribute: str = option(
+        distribute.WHOLE,
+        "images that each rank holds on the host: whole, all of them; parts, those that it trains on, with "
+        "--no-shuffle and --plan data",
+        choices=distribute.CHOICES,
     )
     init: Path | None = option(
         None, "initial parameters W1, b1, ... from a file: .safetensors, .pyrtz, all others .npz", "FILE"
@@ -138,8 +147,8 @@ class Options(Settings):
         super().__post_init__()
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
-        if not self.hidden:
-            raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        if not self.hidden and self.activation != Options.activation:
+            raise UserError("--activation: is of hidden layers, and --hidden none has none: leave it out")
         if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
             raise UserError("--net says all layers: leave out --hidden and --activation")
         if self.net is not None and not net_files.is_file(self.net):
@@ -175,6 +184,7 @@ class Options(Settings):
                 "--latency times the work as it runs by itself: leave out --profile and --check-each"
             )
         self._check_weights()
+        self._check_distribution()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.check and self.exchange in asynchronous():
@@ -199,6 +209,20 @@ class Options(Settings):
         if self.export:
             raise UserError(f"{option}: --export writes dense weights: leave one of them out")
         require_way(self.weights, self.dtype)
+
+    def _check_distribution(self) -> None:
+        if self.distribute == distribute.WHOLE:
+            return
+        reasons = {
+            "leave out --evaluate": self.evaluate,
+            "leave out --check, which trains the reference on the whole set": self.check,
+            "give --no-shuffle: shuffled batches take rows from everywhere": self.shuffle,
+            "leave out --plan: parts are those of a batch": self.plan != "data",
+            "use --placement stream: each rank has a part of the set alone": self.placement == "resident",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise UserError(f"--distribute parts: {reason}")
 
     def _check_files(self) -> None:
         if self.save and self.save.suffix.lower() == ".onnx":

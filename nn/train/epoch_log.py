@@ -1,13 +1,12 @@
-"""Adds up the losses and the time of each epoch."""
+"""Adds up the losses of each epoch, validates it, and notes its time."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
 
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
+from nn.train.epoch_clock import EpochClock
 from nn.train.evaluation import Evaluator
 from nn.train.workers import Workers
 
@@ -15,8 +14,8 @@ from nn.train.workers import Workers
 class EpochLog:
     """The epochs of a run so far, and the sums of the current one.
 
-    The host reads the losses of several steps at once (nn/train/losses.py), perhaps of several epochs. Steps
-    read together share the time since the previous read, so the epochs add up to the time of training.
+    The host reads the losses of several steps at once (nn/train/losses.py), perhaps of several epochs. The
+    clock, which is in the stream of the steps, tells how long each took.
     """
 
     def __init__(
@@ -24,38 +23,41 @@ class EpochLog:
         schedule: Schedule,
         validation: Evaluator | None,
         start: Progress,
+        clock: EpochClock,
         workers: Workers | None = None,
     ) -> None:
         """With ``workers`` each adds the losses of its samples, and an epoch's sum is over all of them."""
         self._schedule, self._validation, self._workers = schedule, validation, workers
+        self._clock = clock
+        clock.start()
         self.step = start.step
         """So many steps have their losses here."""
+        self._queued = start.step
         self._epochs, self._total = list(start.epochs), start.loss_sum
         if workers is not None:
             self._total = workers.kept(self._total)
-        self._seconds = self._seconds_per_sample = 0.0
-        self._shared_until = time.perf_counter()
 
     @property
     def progress(self) -> Progress:
         """After the last step that was added."""
         return Progress(self.step, list(self._epochs), self._total)
 
-    def share_time(self, steps: Sequence[int]) -> None:
-        """Share the time since the last call over these steps, in proportion to their samples.
+    def go_on(self) -> None:
+        """Note that something else was done: it counts to no epoch where it was between two of them."""
+        if self._queued % self._schedule.batches == 0 and self.step == self._queued:
+            self._clock.start()
 
-        To be called before they are added; without any steps the next call shares the time.
-        """
-        samples = sum(map(self._schedule.size, steps))
-        if samples:
-            self._seconds_per_sample = self._lap() / samples
+    def queued(self, stop: int) -> None:
+        """Note that the steps before ``stop`` are queued: an epoch that ends there, unvalidated, is over."""
+        self._queued = stop
+        if stop % self._schedule.batches == 0 and self._validation is None:
+            self._clock.mark()
 
     def add(self, step: int, loss: float) -> Epoch | None:
         """Add the loss of the next step. Returns its epoch where it is the last one of it, validated."""
         self.step = step + 1
         samples = self._schedule.size(step)
         self._total += (loss if self._workers is None else self._workers.part(step, loss)) * samples
-        self._seconds += self._seconds_per_sample * samples
         ends = self.step % self._schedule.batches == 0
         return self._end(self._schedule.epoch(step) + 1) if ends else None
 
@@ -64,23 +66,17 @@ class EpochLog:
         if self._workers is not None:
             self._total = self._workers.kept(self._workers.total(self._total))
 
-    def _lap(self) -> float:
-        """Seconds since the last call."""
-        before, self._shared_until = self._shared_until, time.perf_counter()
-        return self._shared_until - before
-
     def _end(self, number: int) -> Epoch:
         total, self._total = self._total, 0.0
         if self._workers is not None:
             total = self._workers.total(total)
         loss = total / self._schedule.samples
         precision = held_out = None
-        if self._validation is not None:  # then all steps that were read together are of this epoch
+        if self._validation is not None:
             scores = self._validation.scores()
             precision, held_out = scores.precision, scores.loss
-            self._seconds += self._lap()
+            self._clock.mark()
         if held_out is not None and not math.isfinite(held_out):
             held_out = None  # the next step's loss will say so, or the parameters
-        seconds, self._seconds = self._seconds, 0.0
-        self._epochs.append(Epoch(number, loss, precision, held_out, seconds))
+        self._epochs.append(Epoch(number, loss, precision, held_out, self._clock.seconds()))
         return self._epochs[-1]

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 
 from nn.input import placement
+from nn.input.distribute import held_bytes, is_in_parts
 from nn.launch.kernels import Kernels
 from nn.parallel.buckets import gradient_layout
 from nn.parallel.shard import Shard
@@ -69,6 +70,8 @@ class Needs:
 
     rank: int
     lines: list[Line]
+    data: int = 0
+    """Bytes of the data set in this rank's memory on the host; they are there before the run."""
 
     @property
     def device(self) -> int:
@@ -102,7 +105,7 @@ def rehearse(
         setup = set_up(problem, shard, resources, where, graphs=False)
         lines = lines_of(null.ledger, shard, setup.model.parameters.layout)
         setup.close()
-    return Needs(job.rank, lines), list(null.sources)
+    return Needs(job.rank, lines, held_bytes(problem.dataset)), list(null.sources)
 
 
 def lines_of(ledger: Ledger, shard: Shard, parameters: Layout) -> list[Line]:
@@ -221,6 +224,7 @@ def choose_placement(
 
     with job.agree():
         may_be_resident = placement.may_be_resident(asked, driver, problem.schedule.samples)
+    may_be_resident = may_be_resident and not is_in_parts(problem.dataset)
     if may_be_resident:
         resident = placed("resident")
         device = resident.pools[0]

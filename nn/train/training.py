@@ -15,9 +15,10 @@ from nn.problem.progress import Epoch, Progress
 from nn.program.operations import Operation
 from nn.program.rank_model import RankModel, TrainingArrays
 from nn.train.check_each import TOLERANCES, CheckedOperation
+from nn.train.epoch_clock import EpochClock
 from nn.train.epoch_log import EpochLog
 from nn.train.evaluation import Evaluator
-from nn.train.losses import LossLog
+from nn.train.losses import RING, LossLog
 from nn.train.rank_resources import RankResources
 from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.training_batches import open_batches
@@ -110,6 +111,7 @@ class Training:
         self._arrays = TrainingArrays(model, self._optimiser, exchanges, self._augmenter, self._constraint)
         self._panels = self._arrays.panels
         self._iteration = phases.phase("batch iteration", streams.compute)
+        self._clock = EpochClock(driver, streams.compute, most=RING)
         reading = phases.phase("losses device -> host")
         with driver.ledger.of("losses"):
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
@@ -162,7 +164,7 @@ class Training:
 
     def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
-        self._log_of_epochs = EpochLog(self._schedule, validation, start, self.workers)
+        self._log_of_epochs = EpochLog(self._schedule, validation, start, self._clock, self.workers)
         if self.workers is not None:
             self.workers.begin()
         self._validation, self._watcher = validation, watcher or Watcher()
@@ -185,12 +187,12 @@ class Training:
             run = next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
         self._queue(run)
         self.step = run.stop
+        log, ended = self._log_of_epochs, []
+        log.queued(run.stop)
         is_read = reads(run.stop)
         losses = self._log.read(run.stop, now=is_read or self._waits(run.stop))
         if self.workers is not None and (is_read or self._ends_epoch(run.stop)):
             self.workers.meet()
-        log, ended = self._log_of_epochs, []
-        log.share_time([step for step, _ in losses])
         for step, loss in losses:
             self._check(step, loss)
             self.loss = loss
@@ -215,10 +217,12 @@ class Training:
             due = checkpointer is not None and checkpointer.is_due(step, self._log_of_epochs.step)
             return due or step == last
 
+        self._log_of_epochs.go_on()
         while self.step < last:
             yield from self.advance(last, self.most, reads)
             if due and checkpointer is not None:
                 checkpointer.keep(self.progress)
+                self._log_of_epochs.go_on()
                 if checkpointer.is_preempted:
                     break
 
@@ -230,7 +234,7 @@ class Training:
     def _waits(self, stop: int) -> bool:
         """Return whether to wait for the losses of all steps before ``stop`` before queueing more steps.
 
-        NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
+        NumPy has done these steps: reading their losses waits for nothing.
         """
         is_done = not self._resources.driver.has_kernels
         meets = self._validation is not None or self.workers is not None

@@ -16,7 +16,17 @@ from experiments.study import FAILED
 from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
-SLOW = ("correctness", "convergence", "compression", "profile", "roofline", "plans", "scaling", "gemm")
+SLOW = (
+    "correctness",
+    "convergence",
+    "compression",
+    "profile",
+    "roofline",
+    "plans",
+    "scaling",
+    "mpi4py",
+    "gemm",
+)
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
 RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLOW)]
@@ -29,6 +39,7 @@ FIGURES = {
     "profile": {"step", "start"},
     "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
     "scaling": {"speed-up-cpu", "efficiency-cpu"},
+    "mpi4py": {"strong", "weak", "iterations"},
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
     "gemm": {"speed", "products", "errors"},
     "exchange": {"times", "rates"},
