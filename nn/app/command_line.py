@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "watching": (
         "print_every",
         "quiet",
+        "stats",
         "profile",
         "check",
         "check_each",

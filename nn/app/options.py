@@ -117,6 +117,11 @@ class Options(Settings):
         "train nothing: print the memory that the run needs, of the device and page-locked host memory, "
         "layer by layer; an error if it does not fit",
     )
+    stats: int | bool | None = option(
+        None,
+        "print the statistics of the calls of each phase too: of all ranks together, or of rank N",
+        "N",
+    )
     quiet: bool = option(False, "print warnings, errors and the last line alone")
     json: Path | None = option(
         None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
@@ -149,7 +154,8 @@ class Options(Settings):
         for name in ("classes", "latency"):
             require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
-        require("order_seed", self.order_seed, at_least(self.order_seed, 0), "a whole number, 0 or more")
+        for name in ("order_seed", "stats"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
         for name in ("lr", "eps"):
             require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
         require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")

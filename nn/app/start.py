@@ -37,8 +37,10 @@ def require_alike(options: Options, job: Job) -> None:
         require_alike_on_ranks(job, options.common, "give all ranks the same options")
 
 
-def require_one_rank(options: Options, job: Job) -> None:
-    """Raise UserError on all ranks for what one rank alone can do. Collective."""
+def require_ranks(options: Options, job: Job) -> None:
+    """Raise UserError on all ranks for options that go with other numbers of ranks. Collective."""
+    if options.stats is not None and options.stats is not True and options.stats >= job.size:
+        raise AgreedError(f"--stats {options.stats}: the last rank is {job.size - 1}; without N: all ranks")
     if options.latency and job.size > 1:
         raise AgreedError(f"--latency: times a network on one rank, and there are {job.size}: start one")
 
