@@ -68,12 +68,14 @@ def train(
     from nn.app.console import Console
     from nn.app.memory_table import show_memory
     from nn.app.network_of_file import with_network_of_file
+    from nn.app.recording import with_timeline
     from nn.app.report import gather_phases, report_of
     from nn.train.prepare import prepare, with_common_versions
     from nn.train.trainer import Trainer
 
     job, phases = job or join(), phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
+    job = with_timeline(options, job, phases)
     if options.checkpoint is not None:
         defer_stops()  # a signal now asks for a last checkpoint
     start.require_alike(options, job)

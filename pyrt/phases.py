@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyrt.driver import Driver, StreamHandle
 from pyrt.durations import Durations, Measured
+
+if TYPE_CHECKING:
+    from pyrt.timeline import Timeline
 
 _PAIRS = 16
 """Event pairs a phase keeps in flight before it reuses one."""
@@ -93,6 +96,8 @@ class Phases:
         """Under ``profile``: the ranks wait here for each other, so that the wait is charged to no phase of
         work; else nothing."""
         self.profile = False
+        self.timeline: Timeline | None = None
+        """What is told of each phase that is left, while it records."""
 
     def use_device(self, driver: Driver) -> None:
         """Time phases that name a stream on this device, from here on."""
@@ -103,6 +108,11 @@ class Phases:
         ranks for each other at ``barrier``."""
         self.profile = True
         self.barrier = barrier
+
+    @property
+    def current(self) -> str:
+        """The innermost phase at the moment."""
+        return self._current.name
 
     def phase(self, name: str, stream: StreamHandle | None = None) -> Phase:
         """Return the phase of that name; with a stream its device time is measured there."""
@@ -231,7 +241,11 @@ class Phase:
             self._phases._finish()
         self._pop()
         assert self._outer is not None
-        self.durations.add(self._phases._switch(self._outer) - self._entered, self.weight)
+        left = self._phases._switch(self._outer)
+        self.durations.add(left - self._entered, self.weight)
+        timeline = self._phases.timeline
+        if timeline is not None and timeline.is_on:
+            timeline.left(self.name, self._entered, left)
 
     def settle(self) -> None:
         """Read the device's times and leave it alone from here on."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nn.app import recording
 from nn.files import net_files
 from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
 from nn.input.named_sets import SETS
@@ -25,7 +26,7 @@ from pyrt import devices
 from pyrt.errors import UserError, shown
 from pyrt.exchange.registry import asynchronous
 
-WRITTEN = ("save", "export", "json", "predictions", "save_plan")
+WRITTEN = ("save", "export", "json", "predictions", "save_plan", "timeline")
 """The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
 
 
@@ -122,6 +123,18 @@ class Options(Settings):
         "print the statistics of the calls of each phase too: of all ranks together, or of rank N",
         "N",
     )
+    timeline: Path | None = option(
+        None,
+        "record some steps, on all ranks: phases, kernels, copies, calls of MPI; write them to a file in "
+        "Chrome's trace format, which ui.perfetto.dev opens",
+        "FILE",
+    )
+    timeline_steps: str | None = option(
+        None,
+        "with --timeline: the first and the last step to record, which are launched kernel by kernel "
+        "(default: 10:14, or the last five of a shorter run)",
+        "A:B",
+    )
     quiet: bool = option(False, "print warnings, errors and the last line alone")
     json: Path | None = option(
         None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
@@ -190,6 +203,7 @@ class Options(Settings):
             )
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
+        recording.require(self.timeline, self.timeline_steps, not self.evaluate and self.epochs > 0)
         self._check_files()
 
     def _check_weights(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,8 @@ def open_runtime(options: Options, job: Job, phases: Phases, console: Console) -
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     for warning in device.warnings:
         console.warn(warning)
+    if phases.timeline is not None:
+        device = replace(device, driver=phases.timeline.traced_driver(device.driver))
     try:
         phases.use_device(device.driver)
         if options.profile:
