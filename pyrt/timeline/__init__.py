@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # MPI must start first, and NumPy come after it (pyrt/job/__i
     from pyrt.phases import Phases
     from pyrt.streams import Streams
 
-HOST, MPI, MEMORY = "host", "MPI", "host memory"
+HOST, MPI, MEMORY = "host", "MPI", "copies"
 """Tracks that are no streams: phases, calls, and copies where the device is the host itself."""
 
 PHASE, CALL, KERNEL, EXCHANGE, COPY, FILL, STEP = "phase", "mpi", "kernel", "exchange", "copy", "fill", "step"

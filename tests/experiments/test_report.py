@@ -16,7 +16,10 @@ from experiments.study import FAILED
 from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
-SLOW = ("correctness", "convergence", "compression", "profile", "roofline", "plans", "scaling", "gemm")
+SLOW = (
+    *("correctness", "convergence", "compression", "profile", "timeline", "roofline", "plans", "scaling"),
+    "gemm",
+)
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
 RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLOW)]
@@ -27,6 +30,7 @@ FIGURES = {
     "convergence": {"rates", "curves", "batches", "overfitting"},
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
+    "timeline": {"step-blocking", "step-host"},
     "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
     "scaling": {"speed-up-cpu", "efficiency-cpu"},
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
