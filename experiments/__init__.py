@@ -9,6 +9,6 @@ from __future__ import annotations
 
 STUDIES = (
     *("correctness", "convergence", "images", "compression", "profile", "timeline"),
-    *("roofline", "scaling", "plans", "gemm", "exchange"),
+    *("roofline", "course_roofline", "scaling", "plans", "gemm", "exchange"),
 )
 """In the order of the page."""

@@ -17,7 +17,17 @@ from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
 SLOW = (
-    *("correctness", "convergence", "compression", "profile", "timeline", "roofline", "plans", "scaling"),
+    *(
+        "correctness",
+        "convergence",
+        "compression",
+        "profile",
+        "timeline",
+        "roofline",
+        "course_roofline",
+        "plans",
+        "scaling",
+    ),
     "gemm",
 )
 """Most of the time; tests/experiments has a file for what each of them works out."""
@@ -31,6 +41,7 @@ FIGURES = {
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
     "timeline": {"step-blocking", "step-host"},
+    "course_roofline": {"roofline-2"},
     "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
     "scaling": {"speed-up-cpu", "efficiency-cpu"},
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
