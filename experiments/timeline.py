@@ -212,7 +212,7 @@ def _figure(exchange: str, run: pd.DataFrame, setup: Setup) -> Figure:
         for track in sorted(mine.track.unique(), key=lambda track: (track != "host", track != "MPI", track))
     ]
     figure.set_size_inches(2 * figures.SIZE[0], 0.8 + 0.55 * (len(lanes) + 1))
-    groups = {}
+    groups: dict[str, Any] = {}
     for place, (rank, track) in enumerate(lanes):
         spans = _innermost(run[(run["rank"] == rank) & (run.track == track)])
         groups |= _draw(axes, len(lanes) - 1 - place, spans, scale)

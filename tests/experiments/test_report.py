@@ -36,8 +36,8 @@ RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLO
 """The study `images` needs data that are downloaded: test_images.py runs it on others."""
 
 FIGURES = {
-    "correctness": {"growth", "ends", "graded", "precision"},
-    "convergence": {"rates", "curves", "batches", "overfitting"},
+    "correctness": {"growth", "ends", "graded", "precision", "precision-over-rates"},
+    "convergence": {"rates", "curves", "batches", "overfitting", "length", "converged"},
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
     "timeline": {"step-blocking", "step-host"},
