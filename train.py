@@ -68,16 +68,18 @@ def train(
     from nn.app.console import Console
     from nn.app.memory_table import show_memory
     from nn.app.network_of_file import with_network_of_file
+    from nn.app.recording import with_timeline
     from nn.app.report import gather_phases, report_of
     from nn.train.prepare import prepare, with_common_versions
     from nn.train.trainer import Trainer
 
     job, phases = job or join(), phases or Phases(time.perf_counter())
     console = console or Console(speaking=False)
+    job = with_timeline(options, job, phases)
     if options.checkpoint is not None:
         defer_stops()  # a signal now asks for a last checkpoint
     start.require_alike(options, job)
-    start.require_one_rank(options, job)
+    start.require_ranks(options, job)
     with console.saying_log(), start.open_resume_point(options, job, phases, console) as resume_point:
         start.require_files(options, job)
         options = with_network_of_file(options, job)
@@ -101,13 +103,17 @@ def train(
 
 def conclude(report: Report, console: Console) -> None:
     """Print the results, then where the time went."""
-    from nn.app.report import phase_table
+    from nn.app.report import phase_table, stats_table
     from nn.train.latency import latency_table
 
     if report.check is not None:
         show = console.say if report.check.passed else console.tell
         show(f"\n{report.check}")
     console.say(f"\n{phase_table(report.phases, console.width)}\n")
+    stats = report.options["stats"]
+    if stats is not None:
+        rank = None if stats is True else stats
+        console.say(f"{stats_table(report.phases, rank, console.width)}\n")
     if report.test is not None:
         if report.options["evaluate"]:
             console.say(report.test.table())

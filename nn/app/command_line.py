@@ -43,6 +43,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "watching": (
         "print_every",
         "quiet",
+        "stats",
+        "timeline",
+        "timeline_steps",
         "profile",
         "check",
         "check_each",
@@ -78,6 +81,7 @@ OTHER_NAMES = {
     "test": "evaluate",
     "eval": "evaluate",
     "benchmark": "latency",
+    "trace": "timeline",
     "verbose": "print-every",
     "log-every": "print-every",
     "silent": "quiet",

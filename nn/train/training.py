@@ -20,6 +20,7 @@ from nn.train.epoch_log import EpochLog
 from nn.train.evaluation import Evaluator
 from nn.train.losses import RING, LossLog
 from nn.train.rank_resources import RankResources
+from nn.train.recorded_steps import RecordedSteps
 from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
@@ -162,12 +163,18 @@ class Training:
             *update.operations(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
-    def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
+    def begin(
+        self,
+        start: Progress,
+        validation: Evaluator | None,
+        watcher: Watcher | None = None,
+        recorded: RecordedSteps | None = None,
+    ) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
         self._log_of_epochs = EpochLog(self._schedule, validation, start, self._clock, self.workers)
         if self.workers is not None:
             self.workers.begin()
-        self._validation, self._watcher = validation, watcher or Watcher()
+        self._validation, self._watcher, self._recorded = validation, watcher or Watcher(), recorded
         self.step = start.step
         if start.step < self._schedule.steps:
             self._log.start(start.step)
@@ -182,9 +189,7 @@ class Training:
         Without validation the steps of an epoch are queued before the last losses of the one before are
         read: the device never waits for the host in between.
         """
-        run = Run(self.step, 1, False)
-        if self._graphs:
-            run = next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
+        run = self._next_run(stop, most)
         self._queue(run)
         self.step = run.stop
         log, ended = self._log_of_epochs, []
@@ -203,7 +208,17 @@ class Training:
         if is_read:
             log.collect()
         self._watcher.queued(run.steps)
+        if self._recorded is not None:
+            self._recorded.end(run.first)
         return ended
+
+    def _next_run(self, stop: int, most: int) -> Run:
+        """Choose the steps to queue next, up to ``most`` of them and not past ``stop``."""
+        if not self._graphs:
+            return Run(self.step, 1, False)
+        if self._recorded is not None:
+            stop = self._recorded.limit(self.step, stop)
+        return next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
 
     def epochs(self, last: int, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
         """Train up to the step ``last``; yield each epoch when its last loss is known.
@@ -251,11 +266,15 @@ class Training:
     def _queue(self, run: Run) -> None:
         batches, last = self._batches, run.stop - 1
         steps = self._steps[self._schedule.size(run.first)]
+        is_recorded = self._recorded is not None and self._recorded.begin(run.first)
         self._iteration.weight = run.steps
         self._resources.phases.barrier()
         with self._iteration:
             batches.begin(run.first)
-            steps.start(run.steps, run.timed)
+            if is_recorded:
+                steps.launch()
+            else:
+                steps.start(run.steps, run.timed)
             batches.end(last)
             batches.prefetch(last)
             steps.finish()

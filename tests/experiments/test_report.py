@@ -17,14 +17,8 @@ from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
 SLOW = (
-    "correctness",
-    "convergence",
-    "compression",
-    "profile",
-    "roofline",
-    "plans",
-    "scaling",
-    "mpi4py",
+    *("correctness", "convergence", "compression", "profile", "timeline", "roofline"),
+    *("course_roofline", "plans", "scaling", "mpi4py"),
     "gemm",
 )
 """Most of the time; tests/experiments has a file for what each of them works out."""
@@ -33,10 +27,12 @@ RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLO
 """The study `images` needs data that are downloaded: test_images.py runs it on others."""
 
 FIGURES = {
-    "correctness": {"growth", "ends", "graded", "precision"},
-    "convergence": {"rates", "curves", "batches", "overfitting"},
+    "correctness": {"growth", "ends", "graded", "precision", "precision-over-rates"},
+    "convergence": {"rates", "curves", "batches", "overfitting", "length", "converged"},
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
+    "timeline": {"step-blocking", "step-host"},
+    "course_roofline": {"roofline-2"},
     "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
     "scaling": {"speed-up-cpu", "efficiency-cpu"},
     "mpi4py": {"strong", "weak", "iterations"},
