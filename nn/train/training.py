@@ -81,13 +81,13 @@ class Training:
                     made = open_batches(problem, model.shard, resources, placement)
                 self._batches = opened.enter_context(closing(made))
             opener = ExchangeOpener(
-                model, self._arrays, resources, self._log.ring, self._checked, self._settings.atomic
+                model, self._arrays, resources, self._log.ring, self._wrapped, self._settings.atomic
             )
             self._exchange = opener.open(opened)
             self.workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
             """Those that do not wait for each other, if it is so."""
             self._maker = StepMaker(
-                model, self._arrays, resources, self._batches, self._exchange, self._checked
+                model, self._arrays, resources, self._batches, self._exchange, self._wrapped
             )
             with resources.job.agree():
                 self._steps = self._make_all_steps()
@@ -132,6 +132,12 @@ class Training:
         return {
             size: self._maker.replayed(size, recorder, self.most if size == full else 1) for size in sizes
         }
+
+    def _wrapped(self, operation: Operation, queue: QueueWork) -> QueueWork:
+        """Put around the operation what the settings ask for."""
+        if self._resources.fork is not None:
+            queue = self._resources.fork.wrap(operation, queue, self._resources.kernels)
+        return self._checked(operation, queue)
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
         """Wrap the operation in a check against NumPy, in the first steps, if --check-each asks for it."""
