@@ -222,7 +222,7 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         samples += f" (of {schedule.available} in the set)"
     samples += f", {len(dataset.images) - schedule.available} validation, {test} test"
     lines = [
-        ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
+        ("ranks", _ranks(environment)),
         ("device", _devices(environment)),
         ("plan", environment["plan"]),
         ("exchange", _exchange(environment, problem)),
@@ -243,6 +243,12 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         lines.append(("training", plan))
         lines.append(("batches", _batches(environment)))
     return [f"{word:9s} {text}" for word, text in lines]
+
+
+def _ranks(environment: dict[str, Any]) -> str:
+    text = f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"
+    helpers = environment["helpers"]
+    return f"{text}; {helpers} more compute parts of its products" if helpers else text
 
 
 def layer_table(layers: Sequence[dict[str, Any]]) -> str:

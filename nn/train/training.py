@@ -83,7 +83,7 @@ class Training:
                 self._allocate(problem)
                 batches = self._open_batches(problem, placement, opened)
             opener = ExchangeOpener(
-                model, self._arrays, resources, self._log.ring, self._checked, self._settings.asynchrony
+                model, self._arrays, resources, self._log.ring, self._wrapped, self._settings.asynchrony
             )
             self._exchange = opener.open(opened)
             self._workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
@@ -107,7 +107,7 @@ class Training:
         return opened.enter_context(closing(made))
 
     def _make_queue(self, batches: Batches, graphs: bool) -> StepQueue:
-        maker = StepMaker(self._model, self._arrays, self._resources, batches, self._exchange, self._checked)
+        maker = StepMaker(self._model, self._arrays, self._resources, batches, self._exchange, self._wrapped)
         self._maker = maker
         return StepQueue(maker, self._own_schedule, self._settings, graphs)
 
@@ -124,6 +124,12 @@ class Training:
         reading = phases.phase("losses device -> host")
         with driver.ledger.of("losses"):
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
+
+    def _wrapped(self, operation: Operation, queue: QueueWork) -> QueueWork:
+        """Put around the operation what the settings ask for."""
+        if self._resources.fork is not None:
+            queue = self._resources.fork.wrap(operation, queue, self._resources.kernels)
+        return self._checked(operation, queue)
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
         """Wrap the operation in a check against NumPy, in the first steps, if --check-each asks for it."""

@@ -16,11 +16,11 @@ from pyrt.timeline import CALL, Timeline
 from pyrt.timeline import MPI as TRACK
 
 WAITING = (
-    *("Allreduce", "Barrier", "Bcast", "Gather", "Recv", "Send", "Sendrecv"),
+    *("Allreduce", "Barrier", "Bcast", "Gather", "Gatherv", "Recv", "Scatterv", "Send", "Sendrecv"),
     *("allgather", "allreduce", "bcast", "gather", "scatter"),
 )
 """Calls that return when they are over,"""
-POSTING = ("Iallgatherv", "Iallreduce", "Ialltoallv", "Ibarrier")
+POSTING = ("Iallgatherv", "Iallreduce", "Ialltoallv", "Ibarrier", "Ibcast")
 """and those that return a request."""
 
 
