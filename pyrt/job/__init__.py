@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyrt.errors import UserError, mended_by_user, out_of_files
 from pyrt.job.cores import Limits, bound_blas, cores_share
+from pyrt.job.cut_off import watch_nodes
 from pyrt.job.ending import (
     NAP,
     end_from_thread,
@@ -181,6 +182,7 @@ def _start() -> Job:
     watch_signals(program)
     try:
         job = join()
+        watch_nodes(job)
     except UserError as error:
         exit_with_error(program, error, printing=launcher_rank() == 0)
     watch(*ENDS)
