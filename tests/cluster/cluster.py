@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -33,10 +32,6 @@ MOST_NODES = 4
 _LAUNCHER = str(Path(__file__).with_name("launcher.sh"))
 
 _OF_A_NODE = {"TMPDIR": "/dev/shm"}
-
-_RECORD = 'echo $$ >"$RANKS/${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"; exec "$@"'
-"""Each rank leaves the number of its process, as its node counts, in a file."""
-
 
 _NEEDED = "mount -t tmpfs tmpfs /dev/shm && ip tuntap add dev tap mode tap"
 
@@ -55,15 +50,17 @@ def obstacle() -> str:
     return ""
 
 
+@cache
+def is_open_mpi() -> bool:
+    """Return whether the mpirun of the tests is Open MPI's."""
+    return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+
+
 class Job:
     """An mpirun that is under way in a cluster."""
 
-    def __init__(self, process: subprocess.Popen[str], ranks_per_node: int, folder: str) -> None:
-        self.process, self.ranks_per_node, self.folder = process, ranks_per_node, Path(folder)
-
-    def place(self, rank: int) -> tuple[int, str]:
-        """Return a rank's node, and the number of its process there; it must have started."""
-        return rank // self.ranks_per_node, (self.folder / str(rank)).read_text().strip()
+    def __init__(self, process: subprocess.Popen[str], ranks_per_node: int) -> None:
+        self.process, self.ranks_per_node = process, ranks_per_node
 
     def finish(self, timeout: float = mpi.TIMEOUT) -> subprocess.CompletedProcess[str]:
         """Wait for the end; a job that does not end in time is killed and raises TimeoutExpired."""
@@ -78,7 +75,6 @@ class Cluster:
         self.nodes = nodes
         command = in_own_namespaces(sys.executable, "-m", "tests.cluster.head", str(nodes))
         self._started: list[subprocess.Popen[str]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="pyrt-cluster-")
         self._head = subprocess.Popen(
             command,
             cwd=mpi.ROOT,
@@ -101,12 +97,11 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End all processes of the cluster. Safe to call twice."""
+        """End all processes of the cluster."""
         self._head.communicate()
         for process in self._started:
             with process:  # waits for it, and closes its pipes
                 pass
-        self._folder.cleanup()
 
     def link(self, gbit: float = 100.0, delay: float = 0.0, loss: float = 0.0) -> None:
         """Set what joins each node to the others: see `Link`."""
@@ -130,29 +125,32 @@ class Cluster:
         """Run a command on so many ranks of each node, from the login node, to its end."""
         return self.start(ranks_per_node, *command, env=env).finish(timeout)
 
-    def start(self, ranks_per_node: int, *command: str, env: Mapping[str, str] | None = None) -> Job:
-        """Start such a job, its output in pipes."""
-        folder = tempfile.mkdtemp(dir=self._folder.name)
-        variables = {**_OF_A_NODE, "CLUSTER": str(FOLDER), "RANKS": folder, **(env or {})}
+    def start(
+        self, ranks_per_node: int, *command: str, env: Mapping[str, str] | None = None, captured: bool = True
+    ) -> Job:
+        """Start such a job, its output in pipes, or not ``captured``, where that of this process goes."""
+        variables = {**_OF_A_NODE, "CLUSTER": str(FOLDER), **(env or {})}
         ranks = str(self.nodes * ranks_per_node)
         process = subprocess.Popen(
-            self._entering(
-                *_mpirun(self.nodes, ranks_per_node), "-n", ranks, "sh", "-c", _RECORD, "sh", *command
-            ),
+            self._entering(*_mpirun(self.nodes, ranks_per_node), "-n", ranks, *command),
             env={**mpi.naps(), **mpi.environment(variables)},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE if captured else None,
+            stderr=subprocess.PIPE if captured else None,
             text=True,
             start_new_session=True,
         )
         self._started.append(process)
-        return Job(process, ranks_per_node, folder)
+        return Job(process, ranks_per_node)
 
     def kill(self, job: Job, rank: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a rank of a job."""
-        node, pid = job.place(rank)
-        self.on(node, f"kill -{int(number)} {pid}")
+        """Send a signal to a rank of a job, which must have started."""
+        node = rank // job.ranks_per_node
+        found = self.on(
+            node, f"grep -lzE '^(PMI_RANK|OMPI_COMM_WORLD_RANK)={rank}$' /proc/[0-9]*/environ || true"
+        )
+        first = min(int(path.split("/")[2]) for path in found.split())  # the others are its children
+        self.on(node, f"kill -{int(number)} {first}")
 
     def on(self, node: int, command: str) -> str:
         """Return what a shell command prints on a node; raises CalledProcessError if it fails there."""
@@ -163,8 +161,16 @@ class Cluster:
         return printed
 
     def processes(self, node: int) -> list[str]:
-        """Name the processes of a node, without that which sets it up."""
-        return sorted(set(self.on(node, "cat /proc/[0-9]*/comm").split()) - {"sh", "sleep", "cat"})
+        """Name the processes of a node, and among them those that set it up, and that ask."""
+        return self.on(node, "cat /proc/[0-9]*/comm 2>/dev/null || true").split()
+
+    def on_login(self, *command: str, env: Mapping[str, str] | None = None) -> str:
+        """Return what a command prints on the login node; raises CalledProcessError if it fails there."""
+        variables = mpi.environment({**_OF_A_NODE, **(env or {})})
+        done = subprocess.run(
+            self._entering(*command), env=variables, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return done.stdout
 
     def popen(self, node: int, command: str) -> subprocess.Popen[str]:
         """Start a shell command on a node, what it prints in a pipe."""
@@ -191,15 +197,10 @@ class Cluster:
             raise RuntimeError(f"the cluster did not take {words}")
 
 
-@cache
-def _is_open_mpi() -> bool:
-    return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-
-
 def _mpirun(nodes: int, ranks_per_node: int) -> list[str]:
     """Return the command that starts so many ranks on each node, by `launcher.sh` in place of ssh."""
     hosts = ",".join(f"{node_name(node)}:{ranks_per_node}" for node in range(nodes))
-    if _is_open_mpi():
+    if is_open_mpi():
         mapping = f"ppr:{ranks_per_node}:node:oversubscribe"
         return ["mpirun", "--prtemca", "plm_ssh_agent", _LAUNCHER, "--host", hosts, "--map-by", mapping]
     return ["mpirun", "-launcher", "ssh", "-launcher-exec", _LAUNCHER, "-localhost", LOGIN, "-hosts", hosts]
