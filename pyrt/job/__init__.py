@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyrt.errors import UserError, mended_by_user, out_of_files
 from pyrt.job.cores import Limits, bound_blas, cores_share
-from pyrt.job.cut_off import watch_nodes
 from pyrt.job.ending import (
     NAP,
     end_from_thread,
@@ -189,7 +188,10 @@ def _start() -> Job:
     watch_signals(program)
     try:
         job = join()
-        watch_nodes(job)
+        if job.node.size < job.size:  # else without the imports
+            from pyrt.job.cut_off import watch_nodes
+
+            watch_nodes(job)
     except UserError as error:
         exit_with_error(program, error, printing=launcher_rank() == 0)
     watch(*ENDS)

@@ -6,15 +6,14 @@ do: a rank that is slow or stopped keeps its connection. Where no answer has com
 the nodes is down, or a node is. A rank that sees this tells it to the ranks that it is connected to, and
 these to others, so that all end, also those that mpirun no longer reaches.
 
-A connection that is closed says nothing: that a rank has ended is known to mpirun. Where nodes find no way to
-each other by TCP (IPv4), nothing is watched.
+A connection that is closed says nothing: that a rank has ended is known to mpirun. One that is reset says
+that the node has started anew. Where nodes find no way to each other by TCP (IPv4), nothing is watched.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -60,10 +59,8 @@ class _Place(NamedTuple):
 def watch_nodes(job: Job) -> None:
     """Watch, in a thread, whether nodes are cut off, until this process ends. Collective.
 
-    With one node nothing is done. Raises UserError, on all ranks, if `VARIABLE` is no number.
+    For a job of several nodes. Raises UserError, on all ranks, if `VARIABLE` is no number.
     """
-    if job.node.size == job.size:
-        return
     with job.agree():
         mine = _limit()
     seconds: float = job.comm.bcast(mine)
@@ -90,7 +87,7 @@ def _connect(comm: MPI.Comm, node: MPI.Comm) -> dict[socket.socket, str] | None:
 
     None, on all ranks, where one finds no way to another: nobody waits for a connection that does not come.
     """
-    token = comm.bcast(secrets.token_bytes(_TOKEN_BYTES))
+    token = comm.bcast(os.urandom(_TOKEN_BYTES))
     with ExitStack() as opened:
         server = _server(node.size) if node.rank == 0 else None
         mine = _Place(socket.gethostname(), [], 0)
@@ -181,21 +178,22 @@ def _watch(connections: dict[socket.socket, str], seconds: float) -> None:
         while selector.get_map():
             for key, _ in selector.select():
                 assert isinstance(key.fileobj, socket.socket)
-                try:
-                    is_told = key.fileobj.recv(1) == _CUT_OFF
-                except ConnectionError:
-                    is_told = False  # the process has ended
-                except OSError:
-                    name = connections[key.fileobj]
-                    print_error(
-                        program_name(),
-                        f"{name} has not answered {socket.gethostname()} for {seconds:g} s: the link between "
-                        f"them, or one of them, is down (${VARIABLE} sets the limit; 0: none)",
-                    )
-                    is_told = True
-                if is_told:
+                if _is_cut_off(key.fileobj, connections[key.fileobj], seconds):
                     _end(connections)
                 selector.unregister(key.fileobj)
+
+
+def _is_cut_off(connection: socket.socket, node: str, seconds: float) -> bool:
+    """Return whether this connection has failed, and say so, or whether the other end tells that one has."""
+    try:
+        return connection.recv(1) == _CUT_OFF
+    except OSError as error:  # what does not answer, or has started anew, and knows of nothing
+        print_error(
+            program_name(),
+            f"{node} no longer answers {socket.gethostname()} ({error.strerror}): the link between them, or "
+            f"one of them, is down or was; ${VARIABLE} sets the limit of {seconds:g} s, 0 none",
+        )
+        return True
 
 
 def _end(connections: dict[socket.socket, str]) -> None:

@@ -1,6 +1,6 @@
 """Run a command on ranks of several nodes of this machine; as root on Linux.
 
-    sudo python -m tests.cluster --nodes 2 --ranks-per-node 2 --gbit 1 --delay-ms 1 -- python train.py --check
+    python -m tests.cluster --nodes 2 --ranks-per-node 2 --gbit 1 --delay-ms 1 -- python train.py --check
 
 mpirun is PATH's, MPICH's or Open MPI's. The nodes have the files of this machine, but their own network,
 name, /dev/shm and processes. All of it is gone at the end.
