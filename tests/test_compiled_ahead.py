@@ -34,6 +34,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"exchange": "hierarchical", "ranks_per_node": 2, "dtype": "float64"},
     {"exchange": "peer", "batch": 2, "hidden": (9,)},
     {"exchange": "hogwild", "gemm": "wgmma", "atomic": True},
+    {"exchange": "server", "gemm": "wgmma", "optimiser": "adam"},
 ]
 
 

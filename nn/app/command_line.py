@@ -34,8 +34,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
-        *("atomic", "ranks_per_node", "placement", "graph"),
+        *("ranks_per_node", "placement", "graph"),
     ),
+    "asynchronous training": ("atomic", "servers", "staleness", "epoch_barrier"),
     "files": ("init", "save", "export", "json"),
     "checkpoints": ("checkpoint", "checkpoint_every", "resume", "keep", "checkpoint_errors"),
     "instead of training": ("evaluate", "weights", "predictions", "latency", "memory"),
@@ -48,6 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tolerance",
         "sanitize",
         "order_seed",
+        "slow_rank",
     ),
 }
 """The options as --help shows them: the fields of `Options`, each once."""

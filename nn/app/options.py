@@ -177,10 +177,11 @@ class Options(Settings):
         self._check_weights()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
-        if self.check and self.exchange in asynchronous():
+        if self.check and self.exchange in asynchronous() and not self.asynchrony.is_synchronous:
+            others = ", or give --staleness 0" if self.exchange == "server" else ""
             raise UserError(
                 f"--exchange {self.exchange}: trains another network each time, which --check would not find "
-                "in the reference: leave out --check"
+                f"in the reference: leave out --check{others}"
             )
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")

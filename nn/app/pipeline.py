@@ -89,10 +89,9 @@ class Pipeline:
         with closing(self.trainer.setup):
             for epoch in self.trainer.training.epochs(schedule.steps, checkpointer):
                 self.console.say(epoch.line(schedule.epochs))
-            workers = self.trainer.training.workers
-            told = workers.report(self.trainer.training.step) if workers is not None else None
-        if told is not None:
-            self.console.say(told.line)
+            told = self.trainer.training.asynchronous_report()
+        for line in told.lines if told is not None else []:
+            self.console.say(line)
         trained = replace(self, report=replace(self.report, asynchronous=told))
         return trained._end(self.trainer.progress, checkpointer)
 

@@ -169,7 +169,7 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
         ("device", _devices(environment)),
         ("plan", environment["plan"]),
-        ("exchange", _exchange(environment)),
+        ("exchange", _exchange(environment, problem)),
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {settings.dtype}"),
     ]
@@ -218,8 +218,10 @@ def _devices(environment: dict[str, Any]) -> str:
     return f"{text} ({environment['device_why']})" if environment["device_why"] else text
 
 
-def _exchange(environment: dict[str, Any]) -> str:
+def _exchange(environment: dict[str, Any], problem: Problem) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     name, reason = environment["exchange"], environment["exchange_why"]
-    return f"{name}: {exchanges()[name].description}{f' ({reason})' if reason else ''}"
+    text = f"{name}: {exchanges()[name].description}{f' ({reason})' if reason else ''}"
+    asynchrony = problem.settings.asynchrony
+    return f"{text}; {asynchrony.text(environment['ranks'])}" if asynchrony.servers else text

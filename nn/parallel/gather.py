@@ -29,10 +29,12 @@ class Span(NamedTuple):
 
 def gather_parameters(shard: Shard, parameters: Arena, job: Job) -> dict[str, np.ndarray]:
     """Collect all parameters on rank 0; return an empty dict on other ranks. Collective."""
+    if shard.plan.is_data:
+        mine = parameters.to_host() if job.rank == 0 else None
+        job.wait_for_all()
+        return shaped(shard.network, mine) if mine is not None else {}
     mine = parameters.to_host() if shard.group == 0 else None
     job.wait_for_all()
-    if shard.plan.is_data:
-        return shaped(shard.network, mine) if mine is not None else {}
     parts = job.comm.gather(mine)
     return (
         whole_parameters(shard.plan, shard.network, parts[: shard.plan.shards]) if parts is not None else {}

@@ -18,7 +18,8 @@ from nn.problem.problem import Problem
 from nn.problem.settings import Settings
 from nn.train.memory_needs import Rehearsal, choose_placement
 from nn.train.rank_resources import RankGroups, RankResources
-from nn.train.workers import require_asynchronous
+from nn.train.slow_rank import require_worker
+from nn.train.workers import require_asynchronous, roles_of
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import ExchangeChoice
@@ -44,13 +45,14 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
     settings, driver, phases = problem.settings, runtime.driver, runtime.phases
     resume_point = resume_point.of(problem)
     choice = runtime.choose_exchange(resume_point.exchange(settings, driver), settings.ranks_per_node)
-    if problem.trains:
-        with runtime.job.agree():
-            require_asynchronous(
-                choice.name, runtime.job.size, problem.schedule, problem.constraint is not None
-            )
-    plan = _choose_plan(problem, runtime, choice, resume_point)
-    shard = Shard(plan, problem.network, runtime.job.rank)
+    with runtime.job.agree():
+        roles = roles_of(problem, choice.name, runtime.job.size)
+        if problem.trains:
+            require_asynchronous(choice.name, roles, problem)
+            require_worker(settings, roles)
+    plan = _choose_plan(problem, runtime, choice, resume_point, roles.workers)
+    # Servers, the first ranks, take part behind the workers: in nothing but the exchange.
+    shard = Shard(plan, problem.network, (runtime.job.rank - roles.servers) % roles.ranks)
     groups = RankGroups.of(choice, shard)
     with phases.phase("count memory"):
         rehearsal = choose_placement(problem, shard, groups, runtime.job, driver)
@@ -58,16 +60,19 @@ def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Pr
 
 
 def _choose_plan(
-    problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint
+    problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint, workers: int
 ) -> Plan:
-    """Return the plan named, else the one chosen before, else the one that should be fastest."""
+    """Return the plan named, else the one chosen before, else the one that should be fastest.
+
+    It is for so many ranks, all but parameter servers.
+    """
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
     if settings.plan == AUTO:
         plan = resume_point.plan(network, runtime.driver)
     else:
         with job.agree():
             if job.rank == 0:  # a file may be on this rank's node alone
-                plan = choose_plan(settings, network, job.size)
+                plan = choose_plan(settings, network, workers)
         plan = job.comm.bcast(plan)
     if plan is not None:
         return plan

@@ -58,6 +58,10 @@ ring 385, 529, 705 us. UCX gives up a connection that has not been answered for 
 then crashes: pyrt/job/cut_off.py waits longer, and says what has happened."""
 
 
+_LAST_WAIT = 2.0
+"""Seconds that a rank waits for others to leave a communicator."""
+
+
 class AgreedError(UserError):
     """A UserError that every rank of the job knows of."""
 
@@ -125,6 +129,19 @@ class Job:
         request = self.comm.Ibarrier()
         while not request.Test():
             self.pause()
+
+    def leave(self, comm: MPI.Comm) -> bool:
+        """Free a communicator once all of its ranks come here; return whether they do.
+
+        Waits for them for a moment: after an exception they may never come.
+        """
+        request, give_up = comm.Ibarrier(), time.perf_counter() + _LAST_WAIT
+        while not request.Test():
+            if time.perf_counter() > give_up:
+                return False
+            self.pause()
+        comm.Free()
+        return True
 
     def stop(self, message: str, code: int) -> NoReturn:
         """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""

@@ -9,7 +9,7 @@ from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
 from nn.train import epoch_log
 from nn.train.epoch_log import EpochLog
-from nn.train.training import Training
+from nn.train.step_queue import StepQueue
 from train import train
 
 
@@ -72,13 +72,13 @@ def test_an_epoch_has_its_loss_its_validation_and_the_time_of_both(clock):
 
 def seconds_of_epochs(device, taken, clock, monkeypatch):
     """Those that a run prints whose epochs, of one step, take so long."""
-    queue = Training._queue
+    queue = StepQueue.queue
 
-    def queue_slowly(training, run):
-        queue(training, run)
+    def queue_slowly(steps, run):
+        queue(steps, run)
         clock.now += sum(taken[run.first : run.stop])
 
-    monkeypatch.setattr(Training, "_queue", queue_slowly)
+    monkeypatch.setattr(StepQueue, "queue", queue_slowly)
     report = train(
         Options(hidden=(5,), epochs=len(taken), batch=64, samples=64, val_fraction=0.0, device=device)
     )

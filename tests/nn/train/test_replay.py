@@ -16,7 +16,8 @@ from nn.input.schedule import Schedule
 from nn.launch.gemm.versions import runs_gemm
 from nn.parallel import buckets
 from nn.train.replay import MOST, is_timed, next_run
-from nn.train.training import Diverged, Training
+from nn.train.step_queue import StepQueue
+from nn.train.training import Diverged
 from pyrt.errors import UserError
 from pyrt.job import join
 from tests import few, spread
@@ -150,13 +151,13 @@ def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
 def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
     """Those of one are: four rows of 12 bytes a batch, four batches in a chunk."""
     monkeypatch.setattr(streamed, "CHUNK_BYTES", 4 * 4 * 12)
-    queue, queued = Training._queue, []
+    queue, queued = StepQueue.queue, []
 
     def noted(training, run):
         queued.append(range(run.first, run.first + run.steps))
         queue(training, run)
 
-    monkeypatch.setattr(Training, "_queue", noted)
+    monkeypatch.setattr(StepQueue, "queue", noted)
     ended(placement="stream", batch=4, samples=80, epochs=3)
     assert all(steps[0] // 4 == steps[-1] // 4 for steps in queued)
     assert max(map(len, queued)) == 4 and sum(map(len, queued)) == 60

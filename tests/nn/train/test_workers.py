@@ -196,7 +196,7 @@ def test_workers_learn(device: str, job: Job, atomic: bool, tmp_path: Path) -> N
     if job.rank == 0:
         report.write_json(path)
         assert json.loads(path.read_text())["asynchronous"] == dataclasses.asdict(told)
-        assert told.line.endswith("100 of 100 training samples were seen, each 12 times")
+        assert told.lines[0].endswith("100 of 100 training samples were seen, each 12 times")
 
 
 def stopped_and_resumed(options: Options, stop: int, monkeypatch: pytest.MonkeyPatch) -> Report:
