@@ -41,14 +41,21 @@ from pyrt.job.ending import (
 )
 from pyrt.job.launcher import launcher_rank, no_library, require_own, require_startable
 from pyrt.job.signals import ENDS, Stops, watch, watch_signals
+from pyrt.mpi_probe.libraries import identify
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_TUNING = {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"}
-"""Settings for MPI that the user's own override. Open MPI's Iallreduce takes a binomial tree for fewer than
-four ranks, though its ring (1) is better from there on too: 1.63 MB on the host in four pieces, Open MPI
-5.0.7, 2, 3 and 4 ranks: tree 584, 965, 1173 us; ring 385, 529, 705 us. Other libraries do not read it."""
+_TUNING = {
+    "Open MPI": {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"},
+    "MPICH": {"UCX_TCP_KEEPIDLE": "inf"},
+}
+"""Settings for an MPI that the user's own override.
+
+Open MPI's Iallreduce takes a binomial tree for fewer than four ranks, though its ring (1) is better from
+there on too: 1.63 MB on the host in four pieces, Open MPI 5.0.7, 2, 3 and 4 ranks: tree 584, 965, 1173 us;
+ring 385, 529, 705 us. UCX gives up a connection that has not been answered for 16 s, and MPICH 5.0.2 over it
+then crashes: pyrt/job/cut_off.py waits longer, and says what has happened."""
 
 
 _LAST_WAIT = 2.0
@@ -198,6 +205,10 @@ def _start() -> Job:
     watch_signals(program)
     try:
         job = join()
+        if job.node.size < job.size:  # else without the imports
+            from pyrt.job.cut_off import watch_nodes
+
+            watch_nodes(job)
     except UserError as error:
         exit_with_error(program, error, printing=launcher_rank() == 0)
     watch(*ENDS)
@@ -211,8 +222,6 @@ def join() -> Job:
     Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to, but for
     pairs that end in MPI itself (docs/howto/clusters.md).
     """
-    for variable, value in _TUNING.items():
-        os.environ.setdefault(variable, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py's of a foreign launcher: it is refused here
         library = _start_mpi()
@@ -236,6 +245,8 @@ def _start_mpi() -> str:
         raise UserError(out_of_files(error) or no_library(str(error))) from None
     account = MPI.Get_library_version()
     library = _short_name(account)
+    for variable, value in _TUNING.get(identify(account)[0], {}).items():
+        os.environ.setdefault(variable, value)
     if not MPI.Is_initialized():
         require_startable(account, library)
         MPI.Init_thread()
