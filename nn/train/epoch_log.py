@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
@@ -109,7 +110,7 @@ class EpochLog:
         current, ended = self._total, []
         for left, (self._total, seconds) in enumerate(unknown, 1 - len(unknown)):
             validates = left == 0 and self.step % self._schedule.batches == 0
-            ended.append(self._end(len(self._epochs) + 1, lambda taken=seconds: taken, validates))
+            ended.append(self._end(len(self._epochs) + 1, partial(float, seconds), validates))
         self._total = self._workers.kept(self._workers.total(current))
         return ended
 
