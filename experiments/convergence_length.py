@@ -95,15 +95,20 @@ def _over_hidden(ends: pd.DataFrame, rows: pd.DataFrame, setup: Setup, result: S
     result.figures.append(Figure(figures.save(figure, setup.folder, "converged"), caption, wide=True))
     narrow, wide = ends.iloc[0], ends.iloc[-1]
     enough = ends[ends.level > ends.level.max() - NEAR].iloc[0]
-    result.findings += [
+    result.find(
+        "length",
         f"After {epochs} epochs the training loss is {narrow.loss:.2g} with {narrow.hidden:.0f} hidden units "
-        f"and {wide.loss:.2g} with {wide.hidden:.0f}. Precision at convergence goes from {narrow.level:.3f} "
+        f"and {wide.loss:.2g} with {wide.hidden:.0f}.",
+    )
+    result.find(
+        "converged",
+        f"Precision at convergence goes from {narrow.level:.3f} "
         f"to {wide.level:.3f} (test: {narrow.test_precision:.3f} to {wide.test_precision:.3f}); "
         f"{enough.hidden:.0f} units are enough to be within {NEAR} of the best.",
         f"Convergence takes {narrow.epoch:.0f} epochs and {narrow.seconds:.3g} s with {narrow.hidden:.0f} "
         f"hidden units, {wide.epoch:.0f} epochs and {wide.seconds:.3g} s with {wide.hidden:.0f}, on "
         f"{_place(rows)}.",
-    ]
+    )
 
 
 def _place(rows: pd.DataFrame) -> str:

@@ -139,11 +139,12 @@ def _precision_over_rates(ends: pd.DataFrame, setup: Setup, result: Section) -> 
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "precision-over-rates"), caption))
     apart, best = _apart(ends), ends.loc[ends.reference_precision.idxmax()]
-    result.findings.append(
+    result.find(
+        "precision-over-rates",
         f"Over {ends.lr.nunique()} learning rates from {ends.lr.min():g} to {ends.lr.max():g} "
         f"{_trained(ends)} test precision differs from the reference's by {apart.max():.3f} at most, at "
         f"{ends.lr[apart.idxmax()]:g}; the reference is best at {best.lr:g}, with "
-        f"{best.reference_precision:.3f} after {best.epochs} epochs."
+        f"{best.reference_precision:.3f} after {best.epochs} epochs.",
     )
 
 

@@ -171,7 +171,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
             continue
         work, rates = _work(base.iloc[0]), _rates(base.iloc[0])
         tables.append(_rates_row(work, base.iloc[0], rates))
-        result.findings += [_base(work, rates), *_compared(mine, rates)]
+        result.find(f"roofline-{work.ranks}", _base(work, rates), *_compared(mine, rates))
         result.figures.append(_figure(mine, rates, setup))
     if tables:
         result.tables.append(_rates_table(tables))

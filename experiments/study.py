@@ -99,6 +99,11 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
 
+    def find(self, figure: str | None, *findings: str) -> None:
+        """Add sentences that end with the name of the figure they are read from; None: from a table."""
+        where = f"figure {figure}" if figure else "table"
+        self.findings += [f"{finding.removesuffix('.')} ({where})." for finding in findings]
+
 
 class Study(Protocol):
     """A module of this folder."""

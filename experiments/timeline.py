@@ -98,7 +98,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     shares = []
     for exchange, run in rows.groupby("exchange", sort=False):
         shares.append(shares_of(run))
-        result.findings.append(_finding(str(exchange), run, shares[-1]))
+        result.find(f"step-{exchange}", _finding(str(exchange), run, shares[-1]))
         result.figures.append(_figure(str(exchange), run, setup))
     if shares:
         result.tables.append(_table(list(rows.exchange.unique()), shares))

@@ -142,10 +142,12 @@ class Recorder:
         """
         self._replay = replay = Replay(self._driver, self._stream, self._phases)
         self._timed, self._starts, self._last = timed, {}, []
-        with ExitStack() as self._capture, self._phases.noted(self):
-            self._begin(replay)
-            work()
-        self._replay = None
+        try:
+            with ExitStack() as self._capture, self._phases.noted(self):
+                self._begin(replay)
+                work()
+        finally:
+            self._replay = None
         replay.pieces[-1][1].extend(self._last)
         self._phases.add_replays(replay)
         return replay

@@ -23,6 +23,8 @@ def chosen(asked: tuple[int, int] | None, done: int, steps: int) -> tuple[int, i
     ``asked`` is what the user wants; None: `USUAL`, or the last ones of a shorter run. ``done`` steps were
     made before the run resumed. Raises UserError, on all ranks, if the run has no such steps.
     """
+    if done >= steps:
+        raise AgreedError("--timeline: the run has no steps left to record: leave it out")
     if asked is None:
         first, last = USUAL
         if done < first and last <= steps:
@@ -30,8 +32,9 @@ def chosen(asked: tuple[int, int] | None, done: int, steps: int) -> tuple[int, i
         asked = max(done + 1, steps - (last - first)), steps
     first, last = asked
     if not done < first <= last <= steps:
-        run = f"steps {done + 1} to {steps}" if done < steps else "no step"
-        raise AgreedError(f"--timeline-steps {first}:{last}: the run has {run}: choose from these")
+        raise AgreedError(
+            f"--timeline-steps {first}:{last}: the run has steps {done + 1} to {steps}: choose from these"
+        )
     return asked
 
 

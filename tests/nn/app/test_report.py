@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from nn.app import start
 from nn.app.options import Options
 from nn.app.report import PhaseRow, RankCalls, gather_phases, phase_table, stats_table
 from pyrt.durations import Durations, Statistics, statistics
+from pyrt.errors import UserError
 from pyrt.phases import Phases, PhaseTimes
 from train import train
 
@@ -109,6 +111,16 @@ def test_the_table_of_statistics_has_a_line_for_each_clock():
     assert ["forward", "device", "1", "3.00", "3000.0", "3000.0", "0.0", "3000.0", "3000.0"] in lines
     of_three = [line.split() for line in stats_table([row], 3).splitlines()[2:]]
     assert [line[:3] for line in of_three] == [["forward", "host", "1"]]
+
+
+def test_statistics_of_a_rank_that_is_not_there_are_refused():
+    job = SimpleNamespace(size=2)
+    for stats in (None, True, 0, 1):
+        start.require_ranks(Options(stats=stats), job)
+    with pytest.raises(UserError, match="--stats 2: the last rank is 1"):
+        start.require_ranks(Options(stats=2), job)
+    with pytest.raises(UserError, match="--stats -1: must be a whole number"):
+        Options(stats=-1)
 
 
 def test_only_rank_0_has_rows():

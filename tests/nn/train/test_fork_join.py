@@ -19,6 +19,7 @@ from pyrt.errors import UserError
 from pyrt.job import AgreedError, join
 from pyrt.phases import Phases
 from pyrt.runtime import Runtime
+from tests import few
 from train import train
 
 SMALL = Options(
@@ -42,7 +43,7 @@ def forked(products: list[Product], phases: Phases) -> object:
     return "the end"
 
 
-@pytest.mark.parallel([1, 3, 4])
+@pytest.mark.parallel(few([3], of=[1, 3, 4]))
 def test_parts_of_products_are_the_whole() -> None:
     """In all layouts and ragged sizes, of columns of wider operands; with fewer rows than ranks."""
     cpu = CpuDriver()
@@ -72,7 +73,7 @@ def test_rows_are_shared_evenly() -> None:
     assert Shape((1, 2, 3), False, True, "float32").rows(3) == [1, 0, 0]
 
 
-@pytest.mark.parallel([2, 3])
+@pytest.mark.parallel(few([3], of=[2, 3]))
 def test_the_network_is_that_of_the_reference(tmp_path: Path) -> None:
     report = train(Options(**{**vars_of(SMALL), "check": True, "profile": join().size == 3}))
     assert report.passed and report.check is not None

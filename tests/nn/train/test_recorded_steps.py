@@ -45,7 +45,8 @@ def test_steps_are_chosen(
     [
         ((3, 5), 0, 4, "--timeline-steps 3:5: the run has steps 1 to 4"),
         ((3, 5), 3, 9, "the run has steps 4 to 9"),
-        (None, 9, 9, "the run has no step"),
+        (None, 9, 9, "the run has no steps left to record: leave it out"),
+        ((8, 9), 9, 9, "the run has no steps left"),
     ],
 )
 def test_steps_that_the_run_has_not_are_refused(

@@ -33,6 +33,7 @@ def test_calls_are_recorded_while_the_timeline_is_on(job: Job, cpu: CpuDriver) -
     part.Bcast(total)
     records = timeline.end(traced)
     traced.comm.Barrier()
+    assert not timeline.is_on
     copy.Free()
     part.Free()
     if job.rank > 0:
