@@ -30,7 +30,7 @@ run(main)
 SHORT = 3.0
 """Seconds of a limit, for tests."""
 
-ENDING = 12.0
+ENDING = 20.0
 """Seconds in which all ranks end once one has noticed that a node is cut off."""
 
 GOING_ON = 150.0
