@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 from contextlib import ExitStack, suppress
-from math import inf, nan
+from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyrt.errors import UserError
@@ -36,6 +36,9 @@ VARIABLE = "PYRT_NODE_TIMEOUT"
 LIMIT = 180.0
 """Its default. MPI goes on by itself after an outage that is shorter."""
 
+_LONGEST = 86400.0
+"""The kernel counts no more than some days."""
+
 _PROBES = 10
 """Of the kernel, within the limit; fewer where that has fewer seconds."""
 
@@ -46,6 +49,7 @@ _TOKEN_BYTES = 16
 _RANK = struct.Struct("!i")
 _CUT_OFF = b"!"
 _SIOCGIFADDR = 0x8915
+_OF_ONE_MACHINE = ("127.", "169.254.")
 
 
 class _Place(NamedTuple):
@@ -77,8 +81,8 @@ def _limit() -> float:
         seconds = float(text)
     except ValueError:
         seconds = nan
-    if not 0 <= seconds < inf:
-        raise UserError(f"{VARIABLE}={text}: takes seconds, or 0 for no limit")
+    if not 0 <= seconds <= _LONGEST:
+        raise UserError(f"{VARIABLE}={text}: takes seconds, up to {_LONGEST:g}, or 0 for no limit")
     return seconds
 
 
@@ -131,7 +135,7 @@ def _addresses() -> list[str]:
             with suppress(OSError):  # it has none
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
+    return [address for address in found if not address.startswith(_OF_ONE_MACHINE)]
 
 
 def _connected(place: _Place, greeting: bytes) -> socket.socket | None:
@@ -191,7 +195,7 @@ def _is_cut_off(connection: socket.socket, node: str, seconds: float) -> bool:
         print_error(
             program_name(),
             f"{node} no longer answers {socket.gethostname()} ({error.strerror}): the link between them, or "
-            f"one of them, is down or was; ${VARIABLE} sets the limit of {seconds:g} s, 0 none",
+            f"one of them, is or was down; ${VARIABLE} sets the limit of {seconds:g} s, 0 none",
         )
         return True
 

@@ -29,6 +29,7 @@ AuthInfo=cred_expire=5
 CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmdSpoolDir=/dev/shm/slurmd
+TmpFS=/dev/shm
 SlurmctldPidFile=/dev/shm/slurmctld.pid
 SlurmdPidFile=/dev/shm/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
