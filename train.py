@@ -38,6 +38,8 @@ def main(job: Job) -> int:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         with job.agree():
             options = parse(sys.argv[1:])
+        if options.elastic:
+            job = job.surviving("--elastic")
         if STDOUT in options.written.values() and job.rank == 0:
             # Standard output gets a result; messages go to standard error.
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))

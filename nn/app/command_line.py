@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
         *("ranks_per_node", "placement", "graph"),
     ),
-    "asynchronous training": ("atomic", "servers", "staleness", "epoch_barrier"),
+    "asynchronous training": ("atomic", "servers", "staleness", "epoch_barrier", "elastic", "shards_kept"),
     "files": ("init", "save", "export", "json"),
     "checkpoints": ("checkpoint", "checkpoint_every", "resume", "keep", "checkpoint_errors"),
     "instead of training": ("evaluate", "weights", "predictions", "latency", "memory"),

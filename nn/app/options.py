@@ -65,6 +65,11 @@ class Options(Settings):
         None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
     )
     share_gpus: bool = option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
+    elastic: bool = option(
+        False,
+        "with --exchange server: go on without workers that die, and with --shards-kept 2 without a server; "
+        "needs mpirun --with-ft ulfm of Open MPI 5",
+    )
     data: str = option(
         "embedded",
         f"data set: embedded; {', '.join(SETS)} (downloaded once); a folder of IDX files, of CIFAR's binary "
@@ -183,6 +188,12 @@ class Options(Settings):
                 f"--exchange {self.exchange}: trains another network each time, which --check would not find "
                 f"in the reference: leave out --check{others}"
             )
+        if self.elastic and self.exchange != "server":
+            raise UserError("--elastic: goes with --exchange server")
+        if self.elastic and (self.evaluate or self.check):
+            raise UserError("--elastic: goes on training without ranks: leave out --evaluate and --check")
+        if self.shards_kept > 1 and not self.elastic:
+            raise UserError("--shards-kept: goes with --elastic")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
         self._check_files()

@@ -22,6 +22,7 @@ from nn.train.evaluation import Scores, score
 from nn.train.latency import Latency, counts, measure
 from nn.train.trainer import Trainer, require_finite
 from nn.train.training import Watcher
+from nn.train.workers import LostRank
 from pyrt.job import Job
 
 
@@ -37,6 +38,9 @@ class ConsoleWatcher(Watcher):
 
     def loss(self, step: int, epoch: int, loss: float) -> None:
         self._console.say(f"step {step:6d}  epoch {epoch}  loss {loss:.6f}")
+
+    def lost(self, rank: LostRank) -> None:
+        self._console.tell(f"{rank.line}: the others go on")
 
 
 def save_plan(options: Options, plan: Plan, job: Job) -> None:

@@ -111,6 +111,9 @@ class Settings:
         "inf: it never waits",
         "K",
     )
+    shards_kept: int = option(
+        1, "with --elastic: each shard of the parameters is on so many servers, 1 or 2; then one may die", "N"
+    )
     epoch_barrier: bool = option(
         True,
         "with --exchange hogwild or server: workers wait for each other at the end of an epoch, for its "
@@ -215,7 +218,10 @@ class Settings:
             raise UserError(f"--no-epoch-barrier: goes with --exchange {' or '.join(asynchronous())}")
         if self.slow_rank is not None:
             self.slowed  # noqa: B018 (raises)
-        for name in ("servers", "staleness"):
+        require("shards_kept", self.shards_kept, self.shards_kept in (1, 2), "1 or 2")
+        if self.shards_kept > self.servers:
+            raise UserError("--shards-kept 2: needs two servers or more: give --servers 2")
+        for name in ("servers", "staleness", "shards_kept"):
             if self.exchange != "server" and getattr(self, name) != getattr(Settings, name):
                 raise UserError(f"{flag(name)}: goes with --exchange server")
 
@@ -238,7 +244,7 @@ class Settings:
         if self.exchange not in asynchronous():
             return SYNCHRONOUS
         servers = self.servers if self.exchange == "server" else 0
-        return Asynchrony(self.atomic, servers, float(self.staleness))
+        return Asynchrony(self.atomic, servers, float(self.staleness), self.shards_kept)
 
     @property
     def _files(self) -> list[str]:

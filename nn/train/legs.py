@@ -7,8 +7,8 @@ where an epoch ends, where a checkpoint is due, and where one is asked to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from nn.input.schedule import Schedule
 from nn.parallel.shard import Shard
 from nn.problem.settings import Settings
 from nn.train.rank_resources import RankResources
-from nn.train.workers import AsynchronousReport
+from nn.train.workers import AsynchronousReport, LostRank
 from pyrt.exchange import Exchange
 from pyrt.exchange.server.leg import Leg, ServerSide
 from pyrt.exchange.server.roles import Roles
@@ -25,22 +25,28 @@ Sums = dict[int, tuple[float, int]]
 """For epochs, from 0: the sum of the losses of samples, and how many these are."""
 
 
-Shown = Callable[[int, float], None]
-"""Is told of each step over all workers: its number, and the mean loss of the last updates, one for each
-worker."""
+class Told(Protocol):
+    """Is told of a training on the first server, while it goes on."""
+
+    def step(self, step: int, loss: float) -> None:
+        """Note a step over all workers: the mean loss of as many updates as there are workers, the last."""
+
+    def lost(self, rank: LostRank) -> None:
+        """Note that a rank has died."""
 
 
-class Losses:
-    """Adds up the losses of a leg, on the first server."""
+class LegLog:
+    """What the first server notes in a leg."""
 
-    def __init__(self, sums: Sums, first: int, workers: int, schedule: Schedule, shown: Shown) -> None:
-        """The leg begins with step ``first``."""
-        self._sums, self._step, self._shown = sums, first, shown
-        self._latest = [(0.0, 0)] * workers
-        self._in_epoch = workers * schedule.batches
+    def __init__(self, leg: tuple[int, int], roles: Roles, sums: Sums, told: Told) -> None:
+        """The leg begins with a step, in epochs of so many steps: ``leg``."""
+        self._step, batches = leg
+        self._in_epoch = roles.workers * batches
+        self._latest = [(0.0, 0)] * roles.workers
+        self._roles, self._sums, self._told = roles, sums, told
         self._updates = 0
 
-    def __call__(self, grant: int, loss: float, samples: int) -> None:
+    def note(self, grant: int, loss: float, samples: int) -> None:
         """See `pyrt.exchange.server.leg.Note`."""
         latest, epoch = self._latest, grant // self._in_epoch
         total, counted = self._sums.get(epoch, (0.0, 0))
@@ -48,8 +54,12 @@ class Losses:
         latest[self._updates % len(latest)] = loss, samples
         self._updates += 1
         if self._updates % len(latest) == 0:
-            self._shown(self._step, sum(one for one, _ in latest) / sum(count for _, count in latest))
+            self._told.step(self._step, sum(one for one, _ in latest) / max(1, sum(n for _, n in latest)))
             self._step += 1
+
+    def lost(self, rank: int) -> None:
+        """Note that a rank has died."""
+        self._told.lost(LostRank(rank, self._roles.is_server(rank), self._step))
 
 
 class Legs:
@@ -69,7 +79,7 @@ class Legs:
         self._ends = [schedule.batches] if settings.epoch_barrier else []
         if settings.checkpoint is not None:
             self._ends.append(settings.steps_between_checkpoints(schedule.batches))
-        self._first = self._own = 0
+        self._first = self._own = self._met = 0
 
     @classmethod
     def of(
@@ -96,7 +106,7 @@ class Legs:
         self._exchange.begin()
 
     def run(
-        self, first: int, last: int, may_end_early: bool, queue: Callable[[int], None], shown: Shown
+        self, first: int, last: int, may_end_early: bool, queue: Callable[[int], None], told: Told
     ) -> tuple[int, Sums]:
         """Train from step ``first``, where all ranks have met, to where they meet again. Collective.
 
@@ -105,13 +115,14 @@ class Legs:
         """
         stop = min([last, *(first - first % end + end for end in self._ends)])
         sums: Sums = {}
-        leg = Leg(first, stop, may_end_early, Losses(sums, first, self._roles.workers, self._schedule, shown))
+        log = LegLog((first, self._schedule.batches), self._roles, sums, told)
+        leg = Leg(first, stop, may_end_early, log.note, log.lost)
         if self._exchange.is_server:
             self._exchange.serve(leg)
         else:
             self._exchange.lead(leg, lambda: self._make_step(queue))
-        step = self._exchange.meet_at()
-        return step, self._job.comm.bcast(sums)
+        self._met = self._exchange.meet_at()
+        return self._met, self._job.comm.bcast(sums)
 
     def _make_step(self, queue: Callable[[int], None]) -> None:
         """Make this worker's next step."""
@@ -121,8 +132,14 @@ class Legs:
         queue(self._own)
         self._own += 1
 
-    def report(self) -> AsynchronousReport:
-        """Tell of the training up to where all have met. Collective."""
+    def report(self, lost: Sequence[LostRank]) -> AsynchronousReport:
+        """Tell of the training up to where all have met. Collective.
+
+        The first server knows of the ranks that it has ``lost`` in legs; others may have died since.
+        """
+        known = list(self._job.comm.bcast(list(lost)))
+        gone = sorted(set(range(self._roles.ranks)) - {*self._job.members, *(one.rank for one in known)})
+        known += [LostRank(rank, self._roles.is_server(rank), self._met) for rank in gone]
         counts = self._exchange.counts()
         coverage = self._schedule.coverage(self._first)
         if self._shard.works:
@@ -130,4 +147,6 @@ class Legs:
         else:
             mine = np.zeros_like(coverage)
         coverage = coverage + self._job.comm.allreduce(mine)
-        return AsynchronousReport.of(self._roles.workers, counts.updates, coverage, servers=counts)
+        return AsynchronousReport.of(
+            self._roles.workers, counts.updates, coverage, servers=counts, lost_ranks=known
+        )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from nn.checkpoints.checkpointer import Checkpointer
+from nn.input.schedule import Schedule
 from nn.input.source import Batches
 from nn.parallel.gather import gather_updated
 from nn.problem.problem import Problem
@@ -27,7 +28,7 @@ from nn.train.step_queue import StepQueue
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
 from nn.train.training_steps import StepMaker
-from nn.train.workers import AsynchronousReport, Workers, own_schedule, role_of
+from nn.train.workers import AsynchronousReport, LostRank, Workers, own_schedule, role_of
 from pyrt.exchange import QueueWork
 from pyrt.job import AgreedError
 
@@ -49,6 +50,31 @@ class Watcher:
 
     def loss(self, step: int, epoch: int, loss: float) -> None:
         """Note the loss of a step that ``print_every`` asks for; step and epoch count from 1."""
+
+    def lost(self, rank: LostRank) -> None:
+        """Note that a rank has died, and training goes on."""
+
+
+class ToldOfLegs:
+    """Passes on to a watcher what the first parameter server is told, and keeps it."""
+
+    def __init__(self, watcher: Watcher, schedule: Schedule, every: int | None) -> None:
+        """The losses of each ``every``-th step are wanted."""
+        self._watcher, self._schedule, self._every = watcher, schedule, every
+        self.printed: list[tuple[int, float]] = []
+        self.lost_ranks: list[LostRank] = []
+
+    def step(self, step: int, loss: float) -> None:
+        """See `nn.train.legs.Told`."""
+        self._watcher.queued(1)
+        if self._every is not None and (step + 1) % self._every == 0:
+            self.printed.append((step + 1, loss))
+            self._watcher.loss(step + 1, self._schedule.epoch(step) + 1, loss)
+
+    def lost(self, rank: LostRank) -> None:
+        """See `nn.train.legs.Told`."""
+        self.lost_ranks.append(rank)
+        self._watcher.lost(rank)
 
 
 class Training:
@@ -160,6 +186,8 @@ class Training:
         if self._legs is not None:
             self._legs.begin(start.step)
         self._validation, self._watcher = validation, watcher or Watcher()
+        self._told = ToldOfLegs(self._watcher, self._schedule, self._settings.print_every)
+        self.printed = self._told.printed
         self.step = start.step
         self._log.start(start.step)
         if self._queue is not None:
@@ -225,10 +253,10 @@ class Training:
         """Do the same where parameter servers decide who makes the next step."""
         while self.step < last:
             self.step, sums = legs.run(
-                self.step, last, checkpointer is not None, self._make_own_step, self._show_step
+                self.step, last, checkpointer is not None, self._make_own_step, self._told
             )
             ended = self._log_of_epochs.add_leg(self.step, sums)
-            self.loss = sum(total for total, _ in sums.values()) / sum(count for _, count in sums.values())
+            self.loss = sum(total for total, _ in sums.values()) / max(1, sum(n for _, n in sums.values()))
             for epoch in ended:
                 self._require_finite(epoch)
             due = checkpointer is not None and checkpointer.is_due_where_all_meet(self.step)
@@ -243,20 +271,13 @@ class Training:
         assert self._queue is not None
         self._queue.queue(self._queue.next_run(step, step + 1, 1))
 
-    def _show_step(self, step: int, loss: float) -> None:
-        """Tell of a step over all workers, on the first parameter server, before its losses are checked."""
-        self._watcher.queued(1)
-        if self._prints(step):
-            self.printed.append((step + 1, loss))
-            self._watcher.loss(step + 1, self._schedule.epoch(step) + 1, loss)
-
     def asynchronous_report(self) -> AsynchronousReport | None:
         """Tell of workers that do not wait for each other, where all have met; None where they do.
 
         Collective.
         """
         if self._legs is not None:
-            return self._legs.report()
+            return self._legs.report(self._told.lost_ranks)
         return self._workers.report(self.step) if self._workers is not None else None
 
     @property

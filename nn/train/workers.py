@@ -6,6 +6,7 @@ parameters with the gradients of that part's mean loss: docs/explain/asynchronou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -28,6 +29,23 @@ NONE: Final = ServerCounts(0, [], 0)
 
 
 @dataclass(frozen=True)
+class LostRank:
+    """Holds which rank has died, and when that was noticed."""
+
+    rank: int
+    is_server: bool
+    step: int
+    """So many steps over all workers were made by then."""
+
+    @property
+    def line(self) -> str:
+        """Say it in a line."""
+        return (
+            f"rank {self.rank}, a {'server' if self.is_server else 'worker'}, has died after step {self.step}"
+        )
+
+
+@dataclass(frozen=True)
 class AsynchronousReport:
     """Holds what asynchronous training tells behind its last step."""
 
@@ -47,15 +65,23 @@ class AsynchronousReport:
     """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions."""
     furthest: int = 0
     """With servers: the most steps that a worker was ahead of the slowest one when it began a step."""
+    lost_ranks: list[LostRank] = field(default_factory=list)
+    """The ranks that have died, in the order in which the first server noticed it."""
 
     @classmethod
     def of(
-        cls, workers: int, updates: int, coverage: np.ndarray, lost: float = 0.0, servers: ServerCounts = NONE
+        cls,
+        workers: int,
+        updates: int,
+        coverage: np.ndarray,
+        lost: float = 0.0,
+        servers: ServerCounts = NONE,
+        lost_ranks: Sequence[LostRank] = (),
     ) -> AsynchronousReport:
         """Make it from how often each training sample was in a batch, (samples,) integers."""
         seen, least, most = int((coverage > 0).sum()), int(coverage.min()), int(coverage.max())
         counted = workers, updates, lost, len(coverage), seen, least, most
-        return cls(*counted, servers.staleness, servers.furthest)
+        return cls(*counted, servers.staleness, servers.furthest, list(lost_ranks))
 
     @property
     def lines(self) -> list[str]:
@@ -65,7 +91,7 @@ class AsynchronousReport:
         if not self.staleness:
             made += f", of which {self.lost:.2%} were lost (estimated)"
         seen = f"{self.seen} of {self.samples} training samples were seen, each {times} times"
-        return [f"{made}; {seen}", *self._of_servers()]
+        return [f"{made}; {seen}", *self._of_servers(), *(one.line for one in self.lost_ranks)]
 
     def _of_servers(self) -> list[str]:
         """Say how stale updates were, all shards together."""

@@ -65,6 +65,9 @@ class Update(Protocol):
     def refresh(self) -> QueueWork:
         """Bind the work that follows when someone else has written parameters on this device."""
 
+    def apart(self) -> Update:
+        """Return the same update, which counts its steps by itself: for parts that are updated apart."""
+
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         """Pack the update of these buckets for kernels that sum over peer memory; it ends the step."""
 
@@ -98,6 +101,9 @@ class NoUpdate:
     def refresh(self) -> QueueWork:
         return nothing
 
+    def apart(self) -> NoUpdate:
+        return self
+
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         segments = [_SUMS_ONLY.pack(bucket.start, 0) for bucket in buckets]
         update = DeviceArray.from_host(driver, np.frombuffer(_NOTHING.pack(0), np.uint8))
@@ -117,6 +123,8 @@ class Asynchrony:
     """The first so many ranks hold the parameters, for the others."""
     staleness: float = math.inf
     """A worker may be so many steps ahead of the slowest one."""
+    kept: int = 1
+    """Each shard of the parameters is on so many servers: 1 or 2."""
 
     @property
     def is_synchronous(self) -> bool:

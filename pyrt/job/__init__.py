@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from pyrt.errors import UserError, mended_by_user, out_of_files
 from pyrt.job.cores import Limits, bound_blas, cores_share
@@ -41,6 +41,7 @@ from pyrt.job.ending import (
 )
 from pyrt.job.launcher import launcher_rank, no_library, require_own, require_startable
 from pyrt.job.signals import ENDS, Stops, watch, watch_signals
+from pyrt.job.survivors import Survivors, require_mitigation
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,6 +69,8 @@ class Job:
     library: str
     cores: float
     """This rank's share of its node's cores, or of a CPU quota; below 1 where ranks share cores."""
+    survivors: Survivors | None = None
+    """The ranks that are left, in a job that goes on without those that die; ``comm`` is these, then."""
 
     @property
     def rank(self) -> int:
@@ -81,7 +84,7 @@ class Job:
         """Return the place of this rank in a job of its own."""
         from mpi4py import MPI
 
-        return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF)
+        return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF, survivors=None)
 
     @property
     def threads(self) -> int:
@@ -117,6 +120,26 @@ class Job:
         if messages:
             raise AgreedError(messages[0])
 
+    def surviving(self, option: str) -> Job:
+        """Return the same job, whose collective calls go on without ranks that die.
+
+        The ``option`` asks for it. Collective; UserError on all ranks where this MPI cannot.
+        """
+        with self.agree():
+            require_mitigation(option)
+        survivors = Survivors(self.comm, self.pause)
+        return replace(self, comm=cast("MPI.Comm", survivors), survivors=survivors)
+
+    @property
+    def survives(self) -> bool:
+        """Return whether it goes on without ranks that die."""
+        return self.survivors is not None
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that are left, by their numbers at the start."""
+        return self.survivors.members if self.survivors is not None else list(range(self.size))
+
     def wait_for_all(self) -> None:
         """Wait for all ranks, and leave the core to ranks that still work; MPI's own waits do not."""
         request = self.comm.Ibarrier()
@@ -126,8 +149,11 @@ class Job:
     def leave(self, comm: MPI.Comm) -> bool:
         """Free a communicator once all of its ranks come here; return whether they do.
 
-        Waits for them for a moment: after an exception they may never come.
+        Waits for them for a moment: after an exception they may never come. In a job that survives its ranks
+        MPI frees it at the end.
         """
+        if self.survives:
+            return False
         request, give_up = comm.Ibarrier(), time.perf_counter() + _LAST_WAIT
         while not request.Test():
             if time.perf_counter() > give_up:

@@ -17,39 +17,58 @@ class Clocks:
         """``staleness`` is K: a whole number, or inf for no bound."""
         self._staleness = staleness
         self._steps = [0] * workers
-        self._has_met = [False] * workers
+        self._going = set(range(workers))
+        self._lost: set[int] = set()
         self.furthest = 0
         """The most steps that a worker was ahead of the slowest when it was let go on."""
 
     def restart(self) -> None:
         """Begin anew: all ranks have met."""
-        for worker in range(len(self._steps)):
-            self._steps[worker], self._has_met[worker] = 0, False
+        self._steps = [0] * len(self._steps)
+        self._going = set(range(len(self._steps))) - self._lost
 
-    def advance(self, worker: int) -> None:
+    def count(self, worker: int) -> None:
         """Count a step of a worker."""
         self._steps[worker] += 1
 
-    def leave(self, worker: int) -> None:
-        """Wait for this worker no more: it makes no more steps until all ranks have met."""
-        self._has_met[worker] = True
+    def set(self, worker: int, steps: int) -> None:
+        """Note that a worker has made so many steps."""
+        self._steps[worker] = steps
 
-    @property
-    def have_all_met(self) -> bool:
-        return all(self._has_met)
-
-    @property
-    def is_one_meeting(self) -> bool:
-        """Return whether some worker makes no more steps: then none is granted to others either."""
-        return any(self._has_met)
+    def is_going(self, worker: int) -> bool:
+        """Return whether a worker still makes steps before all ranks meet."""
+        return worker in self._going
 
     def steps(self, worker: int) -> int:
         """Return how many steps a worker has made."""
         return self._steps[worker]
 
+    def leave(self, worker: int) -> None:
+        """Wait for this worker no more: it makes no more steps until all ranks have met."""
+        self._going.discard(worker)
+
+    def lose(self, worker: int) -> None:
+        """Wait for this worker never more: it has died."""
+        self._lost.add(worker)
+        self._going.discard(worker)
+
+    @property
+    def living(self) -> list[int]:
+        """The workers that have not died."""
+        return [worker for worker in range(len(self._steps)) if worker not in self._lost]
+
+    @property
+    def have_all_met(self) -> bool:
+        return not self._going
+
+    @property
+    def is_one_meeting(self) -> bool:
+        """Return whether some worker makes no more steps: then none is granted to others either."""
+        return len(self._going) + len(self._lost) < len(self._steps)
+
     def are_even(self) -> bool:
-        """Return whether all workers have made as many steps."""
-        return min(self._steps) == max(self._steps)
+        """Return whether all workers that still make steps have made as many."""
+        return len({self._steps[worker] for worker in self._going}) <= 1
 
     def may_go_on(self, worker: int) -> bool:
         """Return whether the bound lets a worker begin its next step."""
@@ -60,8 +79,8 @@ class Clocks:
         self.furthest = max(self.furthest, self._lead(worker))
 
     def _lead(self, worker: int) -> int:
-        going = (steps for steps, met in zip(self._steps, self._has_met, strict=True) if not met)
-        return self._steps[worker] - min(going, default=self._steps[worker])
+        slowest = min((self._steps[one] for one in self._going), default=self._steps[worker])
+        return self._steps[worker] - slowest
 
 
 class Grants:
@@ -71,9 +90,9 @@ class Grants:
         self._workers = workers
         self._granted = self._limit = 0
 
-    def begin(self, first: int, stop: int) -> None:
-        """Begin a leg of the steps ``first`` to ``stop``, of which each worker has one at once."""
-        self._granted, self._limit = (first + 1) * self._workers, stop * self._workers
+    def begin(self, first: int, stop: int, at_once: int) -> None:
+        """Begin a leg of the steps ``first`` to ``stop``; so many workers have one each at once."""
+        self._granted, self._limit = first * self._workers + at_once, stop * self._workers
 
     def end_early(self) -> None:
         """Let the leg end after whole steps of all workers, as soon as it can."""
@@ -86,6 +105,10 @@ class Grants:
             return None
         self._granted += 1
         return self._granted - 1
+
+    def give_back(self) -> None:
+        """Take a step back from a worker that has died before it has made it."""
+        self._granted -= 1
 
     @property
     def are_over(self) -> bool:

@@ -22,6 +22,8 @@ class Leg:
     may_end_early: bool
     """Whether it ends as soon as it can where a rank is asked to stop."""
     note: Note
+    lost: Callable[[int], None]
+    """Is told of each rank that has died, on the first server."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ import numpy as np
 
 from pyrt.driver import Driver
 
-VERSION, WORKER, STEP, CHECKSUM, GRANT, FLAGS, LOSS, WEIGHT = range(8)
+VERSION, WORKER, STEP, CHECKSUM, GRANT, FLAGS, LOSS, WEIGHT, APPLIED = range(9)
 """The fields of a header, 8 bytes each.
 
 ``VERSION``: of the shard: of a pull the one that it holds, of a push the one that its gradients are of.
 ``STEP``: how many steps the worker had made before, since all ranks last met. ``GRANT``: the number of the
 step over all workers, which the first server counts. ``LOSS`` has the dtype of the numbers; times ``WEIGHT``
-it is the sum of the losses of the worker's samples, whose number is in ``FLAGS`` above `ASKED`."""
+it is the sum of the losses of the worker's samples, whose number is in ``FLAGS`` above `ASKED`. ``APPLIED``:
+from a server to the one that keeps a copy of its shard, the version that the update makes."""
 
 MEET: Final = -1
 """The ``GRANT`` of a worker that makes no more steps until all ranks have met."""
@@ -22,7 +23,35 @@ MEET: Final = -1
 ASKED: Final = 1
 """The flag of a worker that was asked to stop."""
 
-HEADER_BYTES = 64
+HEADER_BYTES = 128
+
+
+class Tags:
+    """The tags of messages: each has its own for each shard, or each shard and worker."""
+
+    def __init__(self, shards: int, workers: int) -> None:
+        self._shards, self._workers = shards, workers
+
+    def push(self, shard: int) -> int:
+        """From a worker, with gradients."""
+        return shard
+
+    def pull(self, shard: int) -> int:
+        """To a worker, with parameters."""
+        return self._shards + shard
+
+    def copy(self, shard: int, worker: int) -> int:
+        """From a server to the one that keeps a copy of its shard, with gradients that it has applied."""
+        return 2 * self._shards + shard * self._workers + worker
+
+    def copied(self, shard: int, worker: int) -> int:
+        """Back, when they are applied there too."""
+        return (2 + self._workers) * self._shards + shard * self._workers + worker
+
+    @property
+    def meet(self) -> int:
+        """From a worker that makes no more steps until all ranks have met."""
+        return (2 + 2 * self._workers) * self._shards
 
 
 class Message:

@@ -1,82 +1,53 @@
-"""A server: holds a shard of the parameters, applies the gradients that come, and answers with parameters."""
+"""A server: one rank's shards, and the steps that workers are granted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
-from pyrt.exchange.server.clocks import Clocks, Grants
+from pyrt.exchange.server.clocks import Grants
+from pyrt.exchange.server.held_shard import HeldShard, Place
 from pyrt.exchange.server.leg import Leg, ServerCounts
-from pyrt.exchange.server.meeting import Meeting
-from pyrt.exchange.server.message import (
-    ASKED,
-    FLAGS,
-    GRANT,
-    MEET,
-    STEP,
-    VERSION,
-    WEIGHT,
-    WORKER,
-    Message,
-)
+from pyrt.exchange.server.losses import Losses
+from pyrt.exchange.server.meeting import Meeting, Told
+from pyrt.exchange.server.message import ASKED, FLAGS, GRANT, WEIGHT, Message, Tags
+from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
 from pyrt.job.signals import stop_was_asked
 
-MOST_STALE: Final = 1000
-"""Updates that are stale by this many versions and more are counted together."""
-
-
-class Correspondent:
-    """What a server has for one worker: a message that comes, and one that goes."""
-
-    def __init__(self, setting: ExchangeContext, size: int, rank: int) -> None:
-        driver, dtype = setting.driver, setting.parameters.dtype
-        self.rank = rank
-        self.push, self.pull = (Message(driver, size, dtype) for _ in range(2))
-        self.downloaded = driver.create_event(timing=False)
-        self.receiving = self.sending = MPI.REQUEST_NULL
-
 
 class ServingExchange:
-    """A worker is in turn awaited, owed parameters, and sent them. `serve` turns to each as it comes."""
+    """Holds a shard and, where each is on two servers, a copy of the one before it. `serve` turns to both."""
 
     name = "server"
     on_device = False
     is_server = True
 
-    def __init__(self, setting: ExchangeContext, roles: Roles, shards: Sequence[Bucket]) -> None:
-        self._setting, self._driver, self._job = setting, setting.driver, setting.job
-        self._compute = setting.streams.compute
-        self._is_first = setting.job.rank == 0
-        place = shards[setting.job.rank]
-        self.updates: Sequence[Bucket] = parts_of(place, setting.buckets)
-        self._gradients, self._parameters = (
-            array.rows(*place) for array in (setting.gradients, setting.parameters)
-        )
-        self._update = setting.update.bind(*self.updates, ends_step=True)
-        size = place.stop - place.start
-        self._workers = [
-            Correspondent(setting, size, roles.rank_of(worker)) for worker in range(roles.workers)
+    def __init__(self, setting: ExchangeContext, roles: Roles, ranges: Sequence[Bucket]) -> None:
+        self._job, self._roles = setting.job, roles
+        self._rank = setting.job.rank
+        self._is_first = self._rank == 0
+        kept = setting.asynchrony.kept
+        self._meeting = Meeting(setting, ranges)
+        self._comm, self._requests = self._meeting.comm, Requests(setting.job, self._meeting.comm)
+        self._losses = Losses(setting.job, self._comm, roles, kept)
+        self._shards = [
+            HeldShard(setting, self._comm, place, self._note if self._is_first else _nothing)
+            for place in _places(self._rank, roles, ranges, kept)
         ]
-        self._sums = setting.asynchrony.staleness == 0
-        self._clocks, self._grants = (
-            Clocks(roles.workers, setting.asynchrony.staleness),
-            Grants(roles.workers),
-        )
-        self._version = self._first_version = 0
-        self._stale = np.zeros(MOST_STALE + 1, np.int64)
-        self._owed: list[int] = []
-        self._leaving: list[int] = []
-        self._meeting = Meeting(setting, shards)
-        self._comm = self._meeting.comm
-        phase = setting.phases.phase
-        self._waiting = phase("wait for workers")
-        self._step = phase("step", self._compute)
-        self._down = phase("parameters device -> host", self._compute)
+        self.updates: Sequence[Bucket] = [part for shard in self._shards for part in shard.updates]
+        self._grants = Grants(roles.workers)
+        if self._is_first:
+            self._shards[0].grants = self._grants
+        self._first_version = 0
+        self._meets = np.zeros(roles.workers, np.int64)
+        self._meeting_requests = [MPI.REQUEST_NULL] * roles.workers
+        self._meet_tag = Tags(roles.servers, roles.workers).meet
+        self._leg: Leg | None = None
+        self._waiting = setting.phases.phase("wait for workers")
 
     def ready(self, bucket: int) -> None:
         raise NotImplementedError("a server has no gradients of its own")
@@ -84,125 +55,87 @@ class ServingExchange:
     def finish(self) -> None:
         raise NotImplementedError("a server has no gradients of its own")
 
-    def start_at(self, version: int) -> None:
-        """See `ServerSide.start_at`."""
-        self._version = self._first_version = version
-
-    def begin(self) -> None:
-        """See `Asynchronous.begin`: all ranks have begun with the same."""
-
     def begin_step(self, samples: int, weight: int) -> None:
         raise NotImplementedError("a server makes no steps")
 
     def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
         raise NotImplementedError("a server makes no steps")
 
+    def start_at(self, version: int) -> None:
+        """See `ServerSide.start_at`."""
+        self._first_version = version
+        for shard in self._shards:
+            shard.start_at(version)
+
+    def begin(self) -> None:
+        """See `Asynchronous.begin`: all ranks have begun with the same."""
+
     def serve(self, leg: Leg) -> None:
         """See `ServerSide.serve`."""
-        self._clocks.restart()
-        self._grants.begin(leg.first, leg.stop)
-        for worker in self._workers:
-            self._await(worker)
+        self._leg = leg
+        self._look_for_losses()
+        for shard in self._shards:
+            shard.begin()
+        living = self._shards[0].clocks.living
+        self._grants.begin(leg.first, leg.stop, len(living))
+        for worker in living:
+            if self._meeting_requests[worker] == MPI.REQUEST_NULL:
+                place = self._meets[worker : worker + 1]
+                rank = self._roles.rank_of(worker)
+                self._meeting_requests[worker] = self._requests.receive(place, rank, self._meet_tag)
         with self._waiting:
             while not self._is_over():
                 if not self._turn(leg):
                     self._job.pause()
 
-    def _await(self, worker: Correspondent) -> None:
-        worker.receiving = self._comm.Irecv([worker.push.raw, MPI.BYTE], worker.rank)
-
     def _is_over(self) -> bool:
-        """Return whether all workers make no more steps, and have what they were sent."""
-        if self._owed or self._leaving or not self._clocks.have_all_met:
+        """Return whether all workers have said that they meet: then they have all that they asked for."""
+        if any(request != MPI.REQUEST_NULL for request in self._meeting_requests):
             return False
-        return all(worker.sending.Test() for worker in self._workers)
+        return all(shard.clocks.have_all_met and shard.is_quiet() for shard in self._shards)
 
     def _turn(self, leg: Leg) -> bool:
-        """Take what has come, answer who may go on, send what is on the host; whether there was anything."""
+        """Turn to all shards once; return whether there was anything to do."""
         if self._is_first and leg.may_end_early and stop_was_asked():
             self._grants.end_early()
-        arrived = [
-            number
-            for number, worker in enumerate(self._workers)
-            if worker.receiving != MPI.REQUEST_NULL and worker.receiving.Test()
-        ]
-        for number in arrived:
-            self._take(number, leg)
-        answered = [number for number in self._owed if self._answers(number)]
-        if answered:
-            self._owed = [number for number in self._owed if number not in answered]
-            self._leaving += answered
-        sent = [number for number in self._leaving if self._sends(number)]
-        if sent:
-            self._leaving = [number for number in self._leaving if number not in sent]
-        return bool(arrived or answered or sent)
+        was_busy = False
+        for shard in self._shards:
+            was_busy |= shard.turn()
+        for worker, request in enumerate(self._meeting_requests):
+            if self._requests.has_come(request):
+                self._leave(worker)
+        self._look_for_losses()
+        return was_busy
 
-    def _take(self, number: int, leg: Leg) -> None:
-        """Take a worker's gradients, or that it makes no more steps."""
-        worker, header = self._workers[number], self._workers[number].push.header
-        if header[GRANT] == MEET:
-            self._clocks.leave(number)
+    def _leave(self, worker: int) -> None:
+        for shard in self._shards:
+            shard.clocks.leave(worker)
+
+    def _look_for_losses(self) -> None:
+        for rank in self._losses.newly_lost():
+            if self._roles.is_server(rank):
+                for shard in self._shards:
+                    shard.lose_server(rank)
+            else:
+                self._lose_worker(self._roles.worker(rank))
+            if self._is_first and self._leg is not None:
+                self._leg.lost(rank)
+
+    def _lose_worker(self, worker: int) -> None:
+        self._meeting_requests[worker] = MPI.REQUEST_NULL
+        in_step = [shard.lose_worker(worker) for shard in self._shards]
+        if in_step[0]:
+            self._grants.give_back()
+
+    def _note(self, shard: int, push: Message) -> None:
+        """Note a push that is applied to the first shard."""
+        header = push.header
+        if shard > 0 or self._leg is None:
             return
-        worker.push.require_whole(worker.rank)
-        if header[WORKER] != number or header[STEP] != self._clocks.steps(number):
-            raise RuntimeError(f"worker {number} pushes step {header[STEP]} of worker {header[WORKER]}")
-        if self._is_first and leg.may_end_early and header[FLAGS] & ASKED:
+        if self._leg.may_end_early and header[FLAGS] & ASKED:
             self._grants.end_early()
-        self._clocks.advance(number)
-        self._owed.append(number)
-        if not self._sums:
-            self._apply(worker.push, leg, [worker.push])
-        elif len(self._owed) == len(self._workers):
-            first, *others = [worker.push for worker in self._workers]
-            for other in others:
-                np.add(first.numbers, other.numbers, out=first.numbers)
-            self._apply(first, leg, [first, *others])
-
-    def _apply(self, gradients: Message, leg: Leg, pushes: Sequence[Message]) -> None:
-        """Update the shard by gradients that are those, or the sum of those, of these pushes."""
-        for push in pushes:
-            self._stale[min(self._version - int(push.header[VERSION]), MOST_STALE)] += 1
-        with self._step:
-            self._gradients.queue_upload(gradients.numbers, self._compute)
-            self._update(self._compute)
-        self._version += 1
-        if self._is_first:
-            for push in pushes:
-                header = push.header
-                loss = float(push.loss[0]) * int(header[WEIGHT])
-                leg.note(int(header[GRANT]), loss, int(header[FLAGS]) >> 1)
-
-    def _answers(self, number: int) -> bool:
-        """Begin the answer to a worker, if it may go on, or the leg is over; return whether."""
-        clocks, worker = self._clocks, self._workers[number]
-        if self._sums and not clocks.are_even():
-            return False
-        is_over = self._grants.are_over if self._is_first else clocks.is_one_meeting
-        if not (is_over or clocks.may_go_on(number)):
-            return False
-        grant = self._grants.take() if self._is_first else 0
-        worker.pull.header[GRANT] = MEET if grant is None else grant
-        if not is_over:
-            clocks.go_on(number)
-        worker.pull.header[VERSION] = self._version
-        with self._down:
-            self._parameters.queue_download(worker.pull.numbers, self._compute)
-        self._driver.record(worker.downloaded, self._compute)
-        return True
-
-    def _sends(self, number: int) -> bool:
-        """Send the answer once it is on the host; return whether it is."""
-        worker = self._workers[number]
-        if not self._driver.is_done(worker.downloaded):
-            return False
-        worker.pull.seal()
-        if worker.pull.header[GRANT] == MEET:
-            self._clocks.leave(number)
-        else:
-            self._await(worker)  # before the answer: what comes then has a place
-        worker.sending.Wait()  # it has: the worker has come back since
-        worker.sending = self._comm.Isend([worker.pull.raw, MPI.BYTE], worker.rank)
-        return True
+        loss = float(push.loss[0]) * int(header[WEIGHT])
+        self._leg.note(int(header[GRANT]), loss, int(header[FLAGS]) >> 1)
 
     def meet(self) -> None:
         """See `Asynchronous.meet`."""
@@ -210,7 +143,8 @@ class ServingExchange:
 
     def meet_at(self) -> int:
         """See `ServerSide.meet_at`."""
-        return self._meeting.hold(self._version, self._grants.stop)
+        versions = {shard.shard: shard.version for shard in self._shards}
+        return self._meeting.hold(versions, self._grants.stop)
 
     def count(self) -> tuple[int, float]:
         """See `Asynchronous.count`: no update is lost."""
@@ -219,15 +153,25 @@ class ServingExchange:
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""
-        return self._meeting.counts(
-            self._version - self._first_version, self._stale.tolist(), self._clocks.furthest
-        )
+        first = self._first_version
+        mine = [
+            Told(shard.shard, shard.version - first, shard.stale.tolist(), shard.clocks.furthest)
+            for shard in self._shards
+        ]
+        return self._meeting.counts(mine)
 
     def close(self) -> None:
         self._meeting.close()
 
 
-def parts_of(place: Bucket, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return the parts of the buckets that lie in a place."""
-    cut = (Bucket(max(start, place.start), min(stop, place.stop)) for start, stop in buckets)
-    return [part for part in cut if part.start < part.stop]
+def _nothing(shard: int, push: Message) -> None:
+    """Note nothing: the first server does."""
+
+
+def _places(rank: int, roles: Roles, ranges: Sequence[Bucket], kept: int) -> list[Place]:
+    """List the shards that a server holds: its own and, where each is on two, a copy of the one before."""
+    workers = [roles.rank_of(worker) for worker in range(roles.workers)]
+    before, behind = (rank - 1) % roles.servers, (rank + 1) % roles.servers
+    own = Place(rank, ranges[rank], len(ranges), workers, behind=behind if kept > 1 else None)
+    copy = Place(before, ranges[before], len(ranges), workers, before=before)
+    return [own, copy] if kept > 1 else [own]

@@ -9,7 +9,9 @@ from mpi4py import MPI
 
 from pyrt.arrays import DeviceArray
 from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.server.held_shard import parts_of
 from pyrt.exchange.server.leg import Leg, ServerCounts
+from pyrt.exchange.server.losses import Losses
 from pyrt.exchange.server.meeting import Meeting
 from pyrt.exchange.server.message import (
     ASKED,
@@ -21,17 +23,23 @@ from pyrt.exchange.server.message import (
     WEIGHT,
     WORKER,
     Message,
+    Tags,
 )
+from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
-from pyrt.exchange.server.serving import parts_of
 from pyrt.job.signals import stop_was_asked
+
+_WORD = np.zeros(1, np.int64)
+"""What a worker sends to say that it meets."""
 
 
 class Link:
-    """What a worker has for one server: its push on the way, and the pull that answers it."""
+    """What a worker has for one shard: its push on the way to the server, and the pull that answers it."""
 
-    def __init__(self, setting: ExchangeContext, place: Bucket) -> None:
+    def __init__(self, setting: ExchangeContext, shard: int, place: Bucket) -> None:
         driver, dtype = setting.driver, setting.parameters.dtype
+        self.shard = self.server = shard
+        """The rank of the server is at first that of the shard."""
         self.parameters = setting.parameters.rows(*place)
         self.push, self.pull = (Message(driver, place.stop - place.start, dtype) for _ in range(2))
         self.downloaded = driver.create_event(timing=False)
@@ -39,7 +47,7 @@ class Link:
         """Parts of buckets that it is made of."""
         self.left = self.parts
         """Of them, those that are not on their way to the host yet."""
-        self.is_sent = False
+        self.is_sent = self.is_answered = False
         self.sending = self.receiving = MPI.REQUEST_NULL
 
 
@@ -73,7 +81,7 @@ class WorkingExchange:
         self.updates: Sequence[Bucket] = ()
         self._driver, self._streams, self._job = setting.driver, setting.streams, setting.job
         self._workers, self._number = roles.workers, roles.worker(setting.job.rank)
-        self._links = [Link(setting, place) for place in shards]
+        self._links = [Link(setting, shard, place) for shard, place in enumerate(shards)]
         self._downloads = [
             (setting.driver.create_event(timing=False), _downloads(setting, bucket, self._links, shards))
             for bucket in setting.buckets
@@ -81,7 +89,9 @@ class WorkingExchange:
         self._end_step = setting.update.bind(ends_step=True)
         self._refresh = setting.update.refresh()
         self._meeting = Meeting(setting, shards)
-        self._comm = self._meeting.comm
+        self._requests = Requests(setting.job, self._meeting.comm)
+        self._losses = Losses(setting.job, self._meeting.comm, roles, setting.asynchrony.kept)
+        self._tags, self._servers = Tags(roles.servers, roles.workers), range(roles.servers)
         self._grant = self._step = self._samples = self._weight = 0
         phase = setting.phases.phase
         self._down = phase("gradients device -> host", setting.streams.download)
@@ -102,19 +112,18 @@ class WorkingExchange:
     def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
         """See `ServerSide.lead`."""
         self._grant, self._step = leg.first * self._workers + self._number, 0
+        self._look_for_losses()
         while self._grant != MEET:
             make_step()
-        for server, link in enumerate(self._links[1:], 1):
-            link.push.header[GRANT] = MEET
-            link.sending = self._comm.Isend([link.push.head, MPI.BYTE], server)
-        while not all(link.sending.Test() for link in self._links):
+        told = [self._requests.send(_WORD, server, self._tags.meet) for server in self._servers]
+        while not all(map(self._requests.has_gone, told)):
             self._job.pause()
 
     def begin_step(self, samples: int, weight: int) -> None:
         """See `ServerSide.begin_step`."""
         self._samples, self._weight = samples, weight
         for link in self._links:
-            link.left, link.is_sent = link.parts, False
+            link.left, link.is_sent, link.is_answered = link.parts, False, False
 
     def ready(self, bucket: int) -> None:
         computed, downloads = self._downloads[bucket]
@@ -134,8 +143,8 @@ class WorkingExchange:
         with self._push:
             while not self._has_all():
                 self._job.pause()
-        for server, link in enumerate(self._links):
-            link.pull.require_whole(server)
+        for link in self._links:
+            link.pull.require_whole(link.server)
         with self._up:
             for link in self._links:
                 link.parameters.queue_upload(link.pull.numbers, self._streams.compute)
@@ -146,21 +155,39 @@ class WorkingExchange:
     def _has_all(self) -> bool:
         """Send what can be sent; return whether all that was asked for has come."""
         self._send()
-        return all(link.is_sent and link.sending.Test() and link.receiving.Test() for link in self._links)
+        self._look_for_losses()
+        for link in self._links:
+            if not link.is_answered:
+                link.is_answered = self._requests.has_come(link.receiving)
+        return all(link.is_answered and self._requests.has_gone(link.sending) for link in self._links)
 
     def _send(self) -> None:
         """Push the shards whose gradients are all on the host."""
-        for server, link in enumerate(self._links):
+        for link in self._links:
             if link.left or link.is_sent or not self._driver.is_done(link.downloaded):
                 continue
-            link.is_sent = True
             header = link.push.header
             header[VERSION], header[WORKER] = link.pull.header[VERSION], self._number
             header[STEP], header[GRANT], header[WEIGHT] = self._step, self._grant, self._weight
             header[FLAGS] = self._samples << 1 | (ASKED if stop_was_asked() else 0)
             link.push.seal()
-            link.receiving = self._comm.Irecv([link.pull.raw, MPI.BYTE], server)
-            link.sending = self._comm.Isend([link.push.raw, MPI.BYTE], server)
+            self._push_to_server(link)
+
+    def _push_to_server(self, link: Link) -> None:
+        pull, push = self._tags.pull(link.shard), self._tags.push(link.shard)
+        link.is_sent = True
+        link.receiving = self._requests.receive(link.pull.raw, link.server, pull)
+        link.sending = self._requests.send(link.push.raw, link.server, push)
+
+    def _look_for_losses(self) -> None:
+        """Turn to other servers where some have died: push again what these have not answered."""
+        lost = self._losses.newly_lost()
+        for link in self._links if lost else ():
+            (server, *_) = self._losses.holders(link.shard)
+            if server != link.server:
+                link.server = server
+                if link.is_sent and not link.is_answered:
+                    self._push_to_server(link)
 
     def meet(self) -> None:
         """See `Asynchronous.meet`."""
@@ -168,7 +195,7 @@ class WorkingExchange:
 
     def meet_at(self) -> int:
         """See `ServerSide.meet_at`."""
-        step = self._meeting.hold(0, 0)
+        step = self._meeting.hold({}, 0)
         for link, version in zip(self._links, self._meeting.versions, strict=True):
             link.pull.header[VERSION] = version
         return step
@@ -180,7 +207,7 @@ class WorkingExchange:
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""
-        return self._meeting.counts(0, [], 0)
+        return self._meeting.counts([])
 
     def close(self) -> None:
         self._meeting.close()
