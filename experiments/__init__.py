@@ -9,6 +9,6 @@ from __future__ import annotations
 
 STUDIES = (
     *("correctness", "convergence", "images", "compression", "profile", "timeline", "roofline"),
-    *("course_roofline", "scaling", "mpi4py", "plans", "gemm", "exchange"),
+    *("course_roofline", "scaling", "mpi4py", "plans", "gemm", "exchange", "asynchronous"),
 )
 """In the order of the page."""

@@ -18,8 +18,7 @@ from tests.mpi import ROOT, environment
 
 SLOW = (
     *("correctness", "convergence", "compression", "profile", "timeline", "roofline"),
-    *("course_roofline", "plans", "scaling", "mpi4py"),
-    "gemm",
+    *("course_roofline", "plans", "scaling", "mpi4py", "gemm", "asynchronous"),
 )
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
@@ -39,6 +38,10 @@ FIGURES = {
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
     "gemm": {"speed", "products", "errors"},
     "exchange": {"times", "rates"},
+    "asynchronous": {
+        *("curves-784-128-10", "curves-lenet5", "throughput", "slow", "arrival", "staleness", "bounds"),
+        *("price", "rates-plain"),
+    },
 }
 """Those that each study draws without a GPU, at least."""
 
