@@ -91,7 +91,9 @@ def open_runtime(options: Options, job: Job, phases: Phases, console: Console) -
     try:
         phases.use_device(device.driver)
         if options.profile:
-            phases.use_profile(job.comm.Dup().Barrier)  # no order with the sums to keep
+            # With parameter servers ranks make as many steps as they come to: they have no common ones.
+            barrier = (lambda: None) if options.asynchrony.servers else job.comm.Dup().Barrier
+            phases.use_profile(barrier)  # no order with the sums to keep
         yield Runtime(job, device, phases)
         phases.settle()
     finally:

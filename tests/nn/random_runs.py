@@ -22,6 +22,7 @@ from nn.app.load import load, problem_of
 from nn.app.options import Options
 from nn.app.report import Report
 from nn.checkpoints import files
+from nn.checkpoints.checkpointer import Checkpointer
 from nn.checkpoints.stopping import Stopping
 from nn.input.validation_split import SPLITS as VAL_SPLITS
 from nn.input.validation_split import TAIL
@@ -112,6 +113,11 @@ class RandomRun:
             options = dataclasses.replace(options, net=net, dtype="float64", **plain)
             if shards > 1:
                 plan["layers"] = by_space(rng, plan, options.make_network(PIXELS, CLASSES))
+        if shards == 1 and ranks > 1 and rng.random() < 0.2:
+            servers = int(rng.integers(1, ranks))
+            options = dataclasses.replace(
+                options, exchange="server", servers=servers, staleness="0", ranks_per_node=None
+            )
         augment = rng.choice(["", "", "", "flip", "shift1", "flip,shift1"])
         options = dataclasses.replace(options, augment=str(augment) or None)
         return cls(number, ranks, device, options, plan, stop)
@@ -155,7 +161,8 @@ class RandomRun:
             plan.write_text(json.dumps(self.plan))
             np.savez(init, **self._initial(rng))
         job.comm.barrier()
-        return dataclasses.replace(self.options, data=str(data), plan=str(plan), init=init)
+        named = "data" if self.options.exchange == "server" else str(plan)
+        return dataclasses.replace(self.options, data=str(data), plan=named, init=init)
 
     def _initial(self, rng: np.random.Generator) -> Arrays:
         """Parameters of which no two are equal, biases among them: those of two ranks cannot be confused."""
@@ -166,9 +173,15 @@ class RandomRun:
         self, options: Options, job: Job, checkpoints: Path, stop: int | None = None, resume: bool = False
     ) -> Report:
         """Run it; asked to stop after a step."""
-        is_agreed = Stopping.is_agreed
+        is_agreed, is_due = Stopping.is_agreed, Checkpointer.is_due_where_all_meet
+
+        def stops(kept: Checkpointer, step: int) -> bool:
+            kept.is_preempted |= stop is not None and step >= stop
+            return kept.is_preempted or is_due(kept, step)
+
         if stop is not None:
             Stopping.is_agreed = lambda stopping, step, done: step >= stop  # type: ignore[method-assign]
+            Checkpointer.is_due_where_all_meet = stops  # type: ignore[method-assign]
         try:
             # Graphs of whole runs and of those that stop hold the same steps.
             every = str(self.stop)
@@ -178,6 +191,7 @@ class RandomRun:
             report = train(changed, job)
         finally:
             Stopping.is_agreed = is_agreed  # type: ignore[method-assign]
+            Checkpointer.is_due_where_all_meet = is_due  # type: ignore[method-assign]
         job.comm.barrier()
         return report
 

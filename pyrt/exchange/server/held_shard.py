@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.clocks import Clocks
-from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, VERSION, WORKER, Message, Tags
+from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, WORKER, Message, Tags
 from pyrt.exchange.server.requests import Requests
-
-MOST_STALE: Final = 1000
-"""Updates that are stale by this many versions and more are counted together."""
+from pyrt.exchange.server.shard_state import ShardState
 
 
 class Granting(Protocol):
@@ -95,17 +93,12 @@ class HeldShard:
         self._before, self._behind = place.before, place.behind
         self.clocks = Clocks(len(place.workers), setting.asynchrony.staleness)
         self.grants: Granting = Followed(self.clocks)
-        self.updates = parts_of(place.range, setting.buckets)
-        self._gradients, self._parameters = (
-            array.rows(*place.range) for array in (setting.gradients, setting.parameters)
-        )
-        update = setting.update if self.is_head else setting.update.apart()
-        self._update = update.bind(*self.updates, ends_step=True)
+        self.state = ShardState(setting, place.range, is_copy=place.before is not None)
         size = place.range.stop - place.range.start
         self._workers = [Correspondent(setting, size, rank) for rank in place.workers]
         self._sums = setting.asynchrony.staleness == 0
-        self.version = self._copied = 0
-        self.stale = np.zeros(MOST_STALE + 1, np.int64)
+        self._copied = 0
+        """The version up to which the tail has followed."""
         self._unsummed: list[int] = []
         self._owed: list[int] = []
         self._leaving: list[int] = []
@@ -113,16 +106,10 @@ class HeldShard:
         """Of a tail: pushes that have come from the head, perhaps before those that it applied first."""
         self._following: list[int] = []
         """Of a tail: pushes that are queued to be applied, and of which the head is not told yet."""
-        self._step = setting.phases.phase("step", self._compute)
-        self._down = setting.phases.phase("parameters device -> host", self._compute)
-
-    @property
-    def is_head(self) -> bool:
-        return self._before is None
 
     def start_at(self, version: int) -> None:
         """Begin with this version."""
-        self.version = self._copied = version
+        self.state.version = self._copied = version
 
     def begin(self) -> None:
         """Begin a leg."""
@@ -200,24 +187,16 @@ class HeldShard:
     def _apply(self, number: int, workers: Sequence[Correspondent]) -> None:
         """Update the shard by what lies with a worker: its gradients, or the sum of those of these."""
         worker = self._workers[number]
-        self._queue_update(worker.push, [one.push for one in workers])
+        self.state.apply(worker.push, [one.push for one in workers])
         for one in workers:
-            one.applied = self.version
+            one.applied = self.state.version
             self._applied(self.shard, one.push)
         if self._behind is None:
             return
-        worker.push.header[APPLIED] = self.version
+        worker.push.header[APPLIED] = self.state.version
         tags, behind = self._tags, self._behind
         worker.hearing = self._requests.receive(worker.copied, behind, tags.copied(self.shard, number))
         worker.copying = self._requests.send(worker.push.raw, behind, tags.copy(self.shard, number))
-
-    def _queue_update(self, gradients: Message, pushes: Sequence[Message]) -> None:
-        for push in pushes:
-            self.stale[min(self.version - int(push.header[VERSION]), MOST_STALE)] += 1
-        with self._step:
-            self._gradients.queue_upload(gradients.numbers, self._compute)
-            self._update(self._compute)
-        self.version += 1
 
     def _hear_of_copies(self) -> None:
         """Hear from the tail which updates it has made."""
@@ -237,9 +216,7 @@ class HeldShard:
         worker.pull.header[GRANT] = MEET if grant is None else grant
         if not is_over:
             self.clocks.go_on(number)
-        worker.pull.header[VERSION] = self.version
-        with self._down:
-            self._parameters.queue_download(worker.pull.numbers, self._compute)
+        self.state.copy_to(worker.pull)
         self._driver.record(worker.ready, self._compute)
         return True
 
@@ -278,15 +255,15 @@ class HeldShard:
         return bool(arrived or told)
 
     def _is_next(self, number: int) -> bool:
-        return int(self._workers[number].push.header[APPLIED]) == self.version + 1
+        return int(self._workers[number].push.header[APPLIED]) == self.state.version + 1
 
     def _follow(self, number: int) -> None:
         """Make the update that the head has made with what lies with this worker."""
         worker = self._workers[number]
         self._arrived.remove(number)
-        self._queue_update(worker.push, [worker.push])
+        self.state.apply(worker.push, [worker.push])
         self._driver.record(worker.ready, self._compute)
-        worker.applied = self.version
+        worker.applied = self.state.version
         for one in self.clocks.living if self._sums else [number]:
             self.clocks.set(one, int(worker.push.header[STEP]) + 1)
         self._following.append(number)
@@ -318,9 +295,3 @@ class HeldShard:
                 worker.receiving = worker.copying = MPI.REQUEST_NULL
             for number in self.clocks.living:
                 self._await(number)
-
-
-def parts_of(place: Bucket, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return the parts of the buckets that lie in a place."""
-    cut = (Bucket(max(start, place.start), min(stop, place.stop)) for start, stop in buckets)
-    return [part for part in cut if part.start < part.stop]

@@ -38,7 +38,7 @@ class ServingExchange:
             HeldShard(setting, self._comm, place, self._note if self._is_first else _nothing)
             for place in _places(self._rank, roles, ranges, kept)
         ]
-        self.updates: Sequence[Bucket] = [part for shard in self._shards for part in shard.updates]
+        self.updates: Sequence[Bucket] = [part for shard in self._shards for part in shard.state.updates]
         self._grants = Grants(roles.workers)
         if self._is_first:
             self._shards[0].grants = self._grants
@@ -143,7 +143,7 @@ class ServingExchange:
 
     def meet_at(self) -> int:
         """See `ServerSide.meet_at`."""
-        versions = {shard.shard: shard.version for shard in self._shards}
+        versions = {shard.shard: shard.state.version for shard in self._shards}
         return self._meeting.hold(versions, self._grants.stop)
 
     def count(self) -> tuple[int, float]:
@@ -155,7 +155,7 @@ class ServingExchange:
         """See `ServerSide.counts`."""
         first = self._first_version
         mine = [
-            Told(shard.shard, shard.version - first, shard.stale.tolist(), shard.clocks.furthest)
+            Told(shard.shard, shard.state.version - first, shard.state.stale.tolist(), shard.clocks.furthest)
             for shard in self._shards
         ]
         return self._meeting.counts(mine)

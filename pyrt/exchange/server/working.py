@@ -9,7 +9,6 @@ from mpi4py import MPI
 
 from pyrt.arrays import DeviceArray
 from pyrt.exchange import Bucket, ExchangeContext
-from pyrt.exchange.server.held_shard import parts_of
 from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.losses import Losses
 from pyrt.exchange.server.meeting import Meeting
@@ -27,6 +26,7 @@ from pyrt.exchange.server.message import (
 )
 from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
+from pyrt.exchange.server.shard_state import parts_of
 from pyrt.job.signals import stop_was_asked
 
 _WORD = np.zeros(1, np.int64)

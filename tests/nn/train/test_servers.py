@@ -61,7 +61,7 @@ SYNCHRONOUS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parallel(few([4], of=[3, 4]))
-@pytest.mark.parametrize("changes", SYNCHRONOUS, ids=str)
+@pytest.mark.parametrize("changes", few(SYNCHRONOUS[:2], of=SYNCHRONOUS), ids=str)
 def test_without_staleness_it_trains_the_reference(device: str, job: Job, changes: dict[str, Any]) -> None:
     changes = {"activation": Options.activation, **changes} if "net" in changes else changes
     changes["servers"] = min(changes.get("servers", 1), job.size - 1)
@@ -74,7 +74,7 @@ def test_without_staleness_it_trains_the_reference(device: str, job: Job, change
 
 
 @pytest.mark.parallel([2])
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("optimiser", few(["adam"], of=["sgd", "adam"]))
 def test_one_worker_has_the_bits_of_one_rank(device: str, job: Job, tmp_path: Path, optimiser: str) -> None:
     folder: Path = job.comm.bcast(tmp_path)
     options = using(SERVER, device=device, dtype="float32", samples=93, optimiser=optimiser, print_every=2)
@@ -106,24 +106,25 @@ def test_workers_learn(device: str, job: Job) -> None:
 
 
 class Times:
-    """When this rank's steps began, and when their gradients were there, since all ranks last met."""
+    """When this rank's steps began, and when their first gradients were there: none is pushed before."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nap: Callable[[int], float]) -> None:
         self.begun: list[float] = []
         self.done: list[float] = []
-        begin, finish = WorkingExchange.begin_step, WorkingExchange.finish
+        begin, ready = WorkingExchange.begin_step, WorkingExchange.ready
 
         def begins(exchange: WorkingExchange, samples: int, weight: int) -> None:
             self.begun.append(time.monotonic())
             time.sleep(nap(len(self.begun)))
             begin(exchange, samples, weight)
 
-        def finishes(exchange: WorkingExchange) -> None:
-            self.done.append(time.monotonic())
-            finish(exchange)
+        def is_ready(exchange: WorkingExchange, bucket: int) -> None:
+            if len(self.done) < len(self.begun):
+                self.done.append(time.monotonic())
+            ready(exchange, bucket)
 
         monkeypatch.setattr(WorkingExchange, "begin_step", begins)
-        monkeypatch.setattr(WorkingExchange, "finish", finishes)
+        monkeypatch.setattr(WorkingExchange, "ready", is_ready)
 
 
 @pytest.mark.parallel([4])
@@ -196,7 +197,7 @@ def test_a_run_that_one_worker_was_asked_to_stop_goes_on(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder: Path = job.comm.bcast(tmp_path)
-    options = using(SERVER, checkpoint=folder / "c", checkpoint_every="3", epochs=6, optimiser="adam")
+    options = using(SERVER, checkpoint=folder / "c", checkpoint_every="3", epochs=6)
     report = stopped_and_resumed(options, 9, monkeypatch)
     assert len(report.epochs) == 6 and report.epochs[0].loss > report.epochs[-1].loss
     told = report.asynchronous
@@ -236,11 +237,7 @@ def test_what_ranks_cannot_do_is_refused_by_all_of_them(job: Job) -> None:
         ({"servers": 3}, "--servers 3: leaves no worker among 3 ranks: start more"),
         ({"samples": 81}, "each of 2 workers needs a sample of each batch, and one has 1"),
         ({"slow_rank": "0:2"}, "--slow-rank 0:2: the ranks that compute are 1 to 2: name one of them"),
-        ({"hidden": (1,), "data": "synthetic:1x1x1:2:101", "servers": 2}, None),
     ):
-        if words is None:
-            train(using(SERVER, epochs=1, **changes))
-            continue
         with pytest.raises(UserError, match=words):
             train(using(SERVER, **changes))
 

@@ -11,7 +11,7 @@ import pytest
 from pyrt.arrays import ALIGNMENT
 from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange.server.clocks import Clocks, Grants
-from pyrt.exchange.server.message import CHECKSUM, Message
+from pyrt.exchange.server.message import CHECKSUM, Message, Tags
 from pyrt.exchange.server.roles import Roles, shards
 
 
@@ -26,6 +26,15 @@ def test_shards_cover_all_and_are_of_equal_bytes() -> None:
         nbytes = [(stop - start) * itemsize for start, stop in found]
         assert max(nbytes) - min(nbytes) <= ALIGNMENT
         assert all(start * itemsize % ALIGNMENT == 0 for start, _ in found)
+
+
+def test_no_two_messages_between_two_ranks_have_the_same_tag() -> None:
+    for servers, workers in ((1, 1), (3, 2), (2, 5)):
+        tags = Tags(servers, workers)
+        found = [tag(shard) for tag in (tags.push, tags.pull) for shard in range(servers)]
+        pairs = [(shard, worker) for shard in range(servers) for worker in range(workers)]
+        found += [tag(*pair) for tag in (tags.copy, tags.copied) for pair in pairs]
+        assert sorted([*found, tags.meet]) == list(range(len(found) + 1))
 
 
 def test_the_first_ranks_are_servers() -> None:
@@ -62,7 +71,7 @@ def test_no_worker_is_let_further_ahead_than_the_bound(staleness: float) -> None
             worker = rng.choice([one for one in range(workers) if going[one]] or [0])
             if going[worker]:
                 steps[worker] += 1
-                clocks.advance(worker)
+                clocks.count(worker)
                 going[worker] = False
             for one in range(workers):
                 lead = steps[one] - min(steps)
@@ -78,8 +87,8 @@ def test_no_worker_is_let_further_ahead_than_the_bound(staleness: float) -> None
 def test_a_worker_that_has_met_holds_nobody_up() -> None:
     clocks = Clocks(3, 1)
     for _ in range(3):
-        clocks.advance(0)
-    clocks.advance(1)
+        clocks.count(0)
+    clocks.count(1)
     assert not clocks.may_go_on(0) and clocks.may_go_on(1)
     clocks.leave(2)
     assert not clocks.may_go_on(0)
@@ -91,18 +100,35 @@ def test_a_worker_that_has_met_holds_nobody_up() -> None:
 
 def test_a_leg_has_as_many_steps_as_all_workers_would_make() -> None:
     grants = Grants(3)
-    grants.begin(4, 7)  # steps 12 to 20, of which 12 to 14 are taken at once
+    grants.begin(4, 7, 3)  # steps 12 to 20, of which 12 to 14 are taken at once
     assert [grants.take() for _ in range(8)] == [15, 16, 17, 18, 19, 20, None, None]
     assert grants.are_over and grants.stop == 7
 
 
+def test_a_worker_that_has_died_holds_nobody_up_and_its_step_is_granted_again() -> None:
+    clocks, grants = Clocks(3, 0), Grants(3)
+    clocks.lose(1)
+    grants.begin(0, 2, len(clocks.living))
+    assert clocks.living == [0, 2] and not clocks.is_one_meeting
+    clocks.count(0)
+    assert not clocks.may_go_on(0) and not clocks.are_even()
+    clocks.lose(2)
+    grants.give_back()
+    assert clocks.may_go_on(0) and clocks.are_even()
+    assert [grants.take() for _ in range(6)] == [1, 2, 3, 4, 5, None]
+    clocks.restart()
+    assert clocks.living == [0] and not clocks.have_all_met
+    clocks.leave(0)
+    assert clocks.have_all_met
+
+
 def test_a_leg_ends_early_with_whole_steps() -> None:
     grants = Grants(3)
-    grants.begin(0, 50)
+    grants.begin(0, 50, 3)
     assert grants.take() == 3
     grants.end_early()
     assert [grants.take() for _ in range(3)] == [4, 5, None]
     assert grants.stop == 2
-    grants.begin(2, 50)
+    grants.begin(2, 50, 3)
     grants.end_early()
     assert grants.take() is None and grants.stop == 3
