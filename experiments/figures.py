@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,17 @@ def style(number: int) -> dict[str, str]:
 def dots(number: int) -> dict[str, str]:
     """Return the style of that curve, with no line between its points."""
     return {**style(number), "linestyle": ""}
+
+
+def repeats(axes: Axes, values: Mapping[Any, Sequence[float]], number: int, label: str) -> None:
+    """Draw every repeat as a point, and at each place the mean with a standard deviation each way."""
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    places = [place for place, mine in values.items() for _ in mine]
+    points = [value for mine in values.values() for value in mine]
+    axes.plot(places, points, marker, color=colour, alpha=0.5, markersize=6, markeredgewidth=0, label=label)
+    means = [statistics.mean(mine) for mine in values.values()]
+    errors = [statistics.stdev(mine) if len(mine) > 1 else 0.0 for mine in values.values()]
+    axes.errorbar(list(values), means, errors, fmt="_", color=colour, capsize=4, elinewidth=1.5, markersize=9)
 
 
 def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments import figures, jobs
-from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken
+from experiments import figures, jobs, laws
+from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken, listed
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from bench.timing import Times
     from nn.app.options import Options
     from pyrt.job import Job
 
@@ -32,7 +31,7 @@ QUESTION = (
 )
 COLUMNS = (
     *("kind", "device", "hidden", "head", "exchange", "ranks", "threads", "samples", "batch"),
-    *("taken", "epoch_seconds", "least_seconds", "most_seconds", "step_us"),
+    *("taken", "epoch_seconds", "least_seconds", "most_seconds", "window_seconds", "step_us"),
 )
 
 STRONG, WEAK = "strong", "weak"
@@ -147,25 +146,30 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
         val_fraction=0.0,
     )
     steps = math.ceil(point["samples"] / point["batch"])
-    step, taken = _times(job, options, steps)
-    seconds = (1e-6 * steps * time for time in (step.median, step.least, step.most))
-    names = ("epoch_seconds", "least_seconds", "most_seconds")
-    return [{"taken": taken, **dict(zip(names, seconds, strict=True)), "step_us": step.median}]
+    windows, taken = _times(job, options, steps)
+    epochs = [steps * seconds for seconds in windows]
+    return [
+        {
+            "taken": taken,
+            "epoch_seconds": statistics.median(epochs),
+            "least_seconds": min(epochs),
+            "most_seconds": max(epochs),
+            "window_seconds": " ".join(map(repr, epochs)),
+            "step_us": 1e6 * statistics.median(windows),
+        }
+    ]
 
 
-def _times(job: Job, options: Options, steps: int) -> tuple[Times, str]:
+def _times(job: Job, options: Options, steps: int) -> tuple[list[float], str]:
     """Time a step, over windows of one epoch or, if these are too short, of several. Collective.
 
-    Also return the exchange that was taken.
+    Return the seconds on the slowest rank in each window, and the exchange that was taken.
     """
-    from bench.overlap import slowest
-    from bench.timing import Times
-
     seconds, taken = _windows(job, options, steps, epochs=1)
     epochs = epochs_of_window(max(job.comm.allgather(steps * statistics.mean(seconds))))
     if epochs > 1:
         seconds, taken = _windows(job, options, steps, epochs)
-    return slowest(job, Times.of(seconds)), taken
+    return list(map(max, zip(*job.comm.allgather(seconds), strict=True))), taken
 
 
 def epochs_of_window(seconds: float) -> int:
@@ -178,11 +182,10 @@ def _windows(job: Job, options: Options, steps: int, epochs: int) -> tuple[list[
     from bench.step import WARM_UP, Ours
     from train import train
 
-    # And one more: at the end a GPU's losses are waited for, and the last ones follow each other at once.
-    report = train(replace(options, epochs=WARM_UP + WINDOWS * epochs + 1), job)
+    report = train(replace(options, epochs=WARM_UP + WINDOWS * epochs), job)
     ours = Ours()
     ours.add(report, steps, epochs)
-    return ours.wall[:WINDOWS], report.environment["exchange"]
+    return ours.wall, report.environment["exchange"]
 
 
 def missing(setup: Setup) -> list[str]:
@@ -191,28 +194,11 @@ def missing(setup: Setup) -> list[str]:
     if taken < SAMPLES:
         reasons.append(f"{SAMPLES:,} samples an epoch on the CPU: the {setup.size} size takes {taken:,}")
     if left := RANKS[len(_on_cores(setup)) :]:
-        numbers = _listed(map(str, left))
+        numbers = listed(map(str, left))
         reasons.append(f"{numbers} ranks on the CPU: it has {setup.cores} core(s), and each rank takes one")
     if setup.gpus < 2:
         reasons.append(f"scaling over GPUs: there is {'one' if setup.gpus else 'none'} to use")
     return reasons
-
-
-def serial_share(ranks: Sequence[float], gains: Sequence[float]) -> float:
-    """s of Amdahl's law, T(p) = T(1) (s + (1 - s) / p), by least squares from speed-ups T(1) / T(p).
-
-    With x = 1 - 1/p and y = T(p) / T(1) - 1/p it says y = s x, so that s = sum(x y) / sum(x x). Of a single
-    p it is Karp and Flatt's experimentally determined serial fraction (1990).
-    """
-    parts = 1 / np.asarray(ranks, float)
-    x, y = 1 - parts, 1 / np.asarray(gains, float) - parts
-    return float(x @ y / (x @ x))
-
-
-def amdahl(ranks: np.ndarray, share: float) -> np.ndarray:
-    """Return the speed-up on so many ranks with that serial share."""
-    result: np.ndarray = 1 / (share + (1 - share) / ranks)
-    return result
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
@@ -268,23 +254,24 @@ def _is_strong(curve: pd.DataFrame) -> bool:
 
 
 def _strong_finding(curve: pd.DataFrame) -> str:
-    share = _share(curve)
-    limit = (
-        f", with which no number of ranks is more than {1 / share:.2g} times as fast" if 0 < share < 1 else ""
-    )
+    fit = laws.amdahl(_times_of(curve))
+    limit = ""
+    if not fit.refusal and fit.share > fit.error:
+        limit = f", with which no number of ranks is more than {1 / fit.share:.2g} times as fast"
     return (
         f"{_what(curve)}, exchange {curve.taken.iloc[-1]}: {_each(curve, 'gain')} times as fast on "
-        f"{_numbers(curve)} ranks as on one (efficiency {_each(curve, 'efficiency')}); Amdahl's law fits a "
-        f"serial share of {100 * share:.1f} %{limit}."
+        f"{_numbers(curve)} ranks as on one (efficiency {_each(curve, 'efficiency')}); Amdahl's law gives "
+        f"{fit}{limit} (figure speed-up-{curve.device.iloc[0]})."
     )
 
 
 def _report_finding() -> str:
     ranks, gains = list(REPORT), list(REPORT.values())
+    shares = [f"{100 * serial_share(*one):.1f}" for one in REPORT.items()]
     return (
-        f"The mpi4py report has, for its own network and machine, {_listed(f'{gain:.2f}' for gain in gains)} "
-        f"on {_listed(map(str, ranks))} processes: Amdahl's law fits a serial share of "
-        f"{100 * serial_share(ranks, gains):.1f} %."
+        f"The mpi4py report has, for its own network and machine, {listed(f'{gain:.2f}' for gain in gains)} "
+        f"on {listed(ranks)} processes: a serial share of {listed(shares)} % of each by itself, which grows "
+        "with them (figure speed-up-cpu)."
     )
 
 
@@ -293,7 +280,8 @@ def _weak_finding(curve: pd.DataFrame) -> str:
     return (
         f"{_what(curve)}, exchange {last.taken}: a step takes {one.step_us:,.0f} us on one rank and "
         f"{last.step_us:,.0f} us on {last.ranks}; the efficiency is {_each(curve, 'efficiency')} on "
-        f"{_numbers(curve)}, Gustafson's scaled speed-up {_each(curve, 'gain')}."
+        f"{_numbers(curve)}, Gustafson's scaled speed-up {_each(curve, 'gain')}; his law gives "
+        f"{laws.gustafson(_times_of(curve))} (figure efficiency-{one.device})."
     )
 
 
@@ -307,25 +295,30 @@ def _what(curve: pd.DataFrame) -> str:
     )
 
 
-def _share(curve: pd.DataFrame) -> float:
-    more = curve[curve.ranks > 1]
-    return serial_share(more.ranks, more.gain)
+def _times_of(curve: pd.DataFrame) -> laws.Times:
+    """Return the seconds of an epoch in each window, by ranks."""
+    return {
+        int(row.ranks): [float(word) for word in row.window_seconds.split()] for row in curve.itertuples()
+    }
+
+
+def _gains(curve: pd.DataFrame) -> dict[int, list[float]]:
+    """Return the gain of each window over the mean of one rank's, by ranks."""
+    times = _times_of(curve)
+    one = statistics.mean(times[1])
+    return {
+        p: [one / seconds * (1 if _is_strong(curve) else p) for seconds in mine] for p, mine in times.items()
+    }
 
 
 def _each(curve: pd.DataFrame, column: str) -> str:
     """List a column's numbers on more than one rank."""
-    return _listed(f"{value:.2f}" for value in curve[curve.ranks > 1][column])
+    return listed(f"{value:.2f}" for value in curve[curve.ranks > 1][column])
 
 
 def _numbers(curve: pd.DataFrame) -> str:
     """List rank counts above one."""
-    return _listed(str(ranks) for ranks in curve.ranks if ranks > 1)
-
-
-def _listed(texts: Iterable[str]) -> str:
-    """Join: a, b and c."""
-    *first, last = texts
-    return f"{', '.join(first)} and {last}" if first else last
+    return listed(str(ranks) for ranks in curve.ranks if ranks > 1)
 
 
 def _draw_speed_ups(curves: Sequence[pd.DataFrame], device: str, setup: Setup, result: Section) -> None:
@@ -334,17 +327,20 @@ def _draw_speed_ups(curves: Sequence[pd.DataFrame], device: str, setup: Setup, r
     axes.plot([1, most], [1, most], color="black", linestyle=":", label="ideal")
     line = np.linspace(1, most)
     for number, curve in enumerate(curves):
-        share, style = _share(curve), figures.dots(number)
-        axes.plot(line, amdahl(line, share), color=style["color"], linestyle="-")
-        label = f"{_label(curve)}: serial share {100 * share:.1f} %"
-        axes.plot(curve.ranks, curve.gain, **style, label=label)
+        fit, label = laws.amdahl(_times_of(curve)), _label(curve)
+        if len(curve) > 2 and not fit.refusal:  # two points lie on any line
+            colour = figures.style(number)["color"]
+            axes.plot(line, laws.speed_up(line, fit.share), color=colour, linestyle="-")
+            label += f": serial share {100 * fit.share:.1f} % ± {100 * fit.error:.1f}"
+        figures.repeats(axes, _gains(curve), number, label)
     caption = (
-        f"{_caption(curves)}. Marks are measured; lines are Amdahl's law with the serial share that fits "
-        "best: all that more ranks do not shorten, the exchange included."
+        f"{_caption(curves)}. Points: single windows, and their mean with a standard deviation either way. "
+        "Lines, if any: Amdahl's law with the serial share that fits best: all that more ranks do not "
+        "shorten, the exchange included."
     )
     if device == "cpu":
         known = {1: 1.0, **{ranks: gain for ranks, gain in REPORT.items() if ranks <= most}}
-        style = {"color": figures.COLOURS[-1], "linestyle": "--", "marker": "x"}
+        style = {"color": figures.COLOURS[-1], "linestyle": "", "marker": "x"}
         axes.plot(known.keys(), known.values(), **style, label="mpi4py report (published)")
         caption += (
             " Grey: what the mpi4py report, whose setting exchange root and sigmoid outputs are, published "
@@ -358,11 +354,12 @@ def _draw_efficiencies(curves: Sequence[pd.DataFrame], device: str, setup: Setup
     figure, axes = figures.canvas()
     axes.axhline(1, color="black", linestyle=":", label="ideal")
     for number, curve in enumerate(curves):
-        style = {**figures.style(number), "linestyle": "-" if _is_strong(curve) else "--"}
-        axes.plot(curve.ranks, curve.efficiency, **style, label=f"{curve.kind.iloc[0]}, {_label(curve)}")
+        efficiencies = {p: [gain / p for gain in mine] for p, mine in _gains(curve).items()}
+        figures.repeats(axes, efficiencies, number, f"{curve.kind.iloc[0]}, {_label(curve)}")
     _finish(axes, curves, "efficiency")
     caption = (
-        f"{_caption(curves)}. Efficiency: samples a second of a rank over those of one rank alone (ideal: 1)."
+        f"{_caption(curves)}. Efficiency: samples a second of a rank over those of one rank (ideal: 1). "
+        "Points: single windows, and their mean with a standard deviation either way."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, f"efficiency-{device}"), caption))
 
@@ -379,7 +376,7 @@ def _caption(curves: Sequence[pd.DataFrame]) -> str:
     how = (
         "one BLAS thread a rank, sigmoid outputs"
         if curves[0].device.iloc[0] == "cpu"
-        else f"a GPU a rank, exchange {_listed(dict.fromkeys(curve.taken.iloc[-1] for curve in curves))}"
+        else f"a GPU a rank, exchange {listed(dict.fromkeys(curve.taken.iloc[-1] for curve in curves))}"
     )
     return f"{'; '.join(words)}: {how}"
 
@@ -429,4 +426,9 @@ def _table(rows: pd.DataFrame, device: str) -> Table:
 
 def _share_of_one(row: Any) -> float:
     """Return a row's serial share; NaN if Amdahl's law has none."""
-    return serial_share([row.ranks], [row.gain]) if row.kind == STRONG and row.ranks > 1 else math.nan
+    return serial_share(row.ranks, row.gain) if row.kind == STRONG and row.ranks > 1 else math.nan
+
+
+def serial_share(ranks: int, gain: float) -> float:
+    """Return Karp and Flatt's experimentally determined serial fraction (1990) of a speed-up."""
+    return (1 / gain - 1 / ranks) / (1 - 1 / ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,12 @@ SMALL, FULL = SIZES = ("small", "full")
 def amount(number: float, what: str) -> str:
     """Say in words: 1 rank, 2 ranks."""
     return f"{number:.0f} {what}{'' if number == 1 else 's'}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Join: a, b and c."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,11 @@ class Section:
     """A line each: what the numbers say, with the numbers."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+
+    def find(self, figure: str | None, *findings: str) -> None:
+        """Add sentences that end with the name of the figure they are read from; None: from a table."""
+        where = f"figure {figure}" if figure else "table"
+        self.findings += [f"{finding.removesuffix('.')} ({where})." for finding in findings]
 
 
 class Study(Protocol):

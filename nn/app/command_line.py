@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "data": (
         *("data", "channels", "samples", "classes", "val_fraction", "val_split", "augment", "pixel_scale"),
+        "distribute",
     ),
     "machine": (
         *("device", "dtype", "share_gpus", "gemm", "conv", "math", "plan", "grid", "save_plan", "exchange"),
@@ -43,6 +44,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "watching": (
         "print_every",
         "quiet",
+        "stats",
+        "timeline",
+        "timeline_steps",
         "profile",
         "check",
         "check_each",
@@ -79,6 +83,7 @@ OTHER_NAMES = {
     "test": "evaluate",
     "eval": "evaluate",
     "benchmark": "latency",
+    "trace": "timeline",
     "verbose": "print-every",
     "log-every": "print-every",
     "silent": "quiet",
@@ -96,6 +101,10 @@ OTHER_NAMES = {
     "nccl": "peer",
 }
 """Names that other programs give to our options and values."""
+
+
+NO_LAYERS = "none"
+"""In the place of their sizes."""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -165,8 +174,8 @@ def _plainly(default: Any) -> str:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Read 512 or 512,256."""
-    return tuple(int(size) for size in text.split(","))
+    """Read 512 or 512,256; none is no number."""
+    return () if text == NO_LAYERS else tuple(int(size) for size in text.split(","))
 
 
 def file_name(text: str) -> Path:

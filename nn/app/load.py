@@ -10,9 +10,11 @@ import numpy as np
 
 from nn.app.console import Console
 from nn.app.options import Options
+from nn.checkpoints.metadata import digest_of_data
 from nn.files import onnx, parameters
-from nn.input import Dataset, Wanted, mapped, suspicious
+from nn.input import Dataset, Wanted, distribute, mapped, suspicious
 from nn.input import load as load_data
+from nn.input.distribute import PARTS
 from nn.input.validation_split import split, with_held_out_last
 from nn.model.network import Network
 from nn.problem.problem import Problem
@@ -31,8 +33,8 @@ def begin(options: Options, job: Job) -> Reading | None:
     return Early(partial(load, options)) if job.rank == 0 else None
 
 
-def finish(reading: Reading | None, runtime: Runtime, console: Console) -> Dataset:
-    """Send what rank 0 has read to all; say what is suspicious in it. Collective."""
+def finish(reading: Reading | None, options: Options, runtime: Runtime, console: Console) -> Dataset:
+    """Send what rank 0 has read to all, or its part to each; say what is suspicious in it. Collective."""
     dataset = None
     with runtime.phases.phase("load data"), runtime.job.agree():
         if reading is not None:
@@ -40,6 +42,8 @@ def finish(reading: Reading | None, runtime: Runtime, console: Console) -> Datas
             for line in warnings:
                 console.warn(line)
     with runtime.phases.phase("distribute data"):
+        if options.distribute == PARTS:
+            return _scatter(dataset, options, runtime.job)
         return _broadcast(dataset, runtime.job)
 
 
@@ -111,6 +115,35 @@ def with_light_weights(options: Options, problem: Problem, runtime: Runtime) -> 
         with runtime.job.agree():
             light = LightWeights.of(options.weights, problem.network, values)
     return replace(problem, light=light)
+
+
+def _scatter(dataset: Dataset | None, options: Options, job: Job) -> Dataset:
+    """Give each rank its part of the images of rank 0's data set, and all else of it."""
+    images = test_images = described = None
+    with job.agree():
+        if dataset is not None:
+            images, test_images = dataset.images, dataset.test_images
+            described = _without_images(dataset, options)
+    found = _broadcast(described, job)
+    available = split(len(found.labels), options.val_fraction)
+    used = min(options.samples or available, available)
+    of_training = distribute.slices(used, available, len(found.labels), options.batch)
+    held = distribute.scattered(images, of_training, job)
+    if found.test_labels is None:
+        return replace(found, images=held)
+    of_test = distribute.slices(0, 0, len(found.test_labels), 1)
+    return replace(found, images=held, test_images=distribute.scattered(test_images, of_test, job))
+
+
+def _without_images(dataset: Dataset, options: Options) -> Dataset:
+    """Return all of a data set but its images; what a checkpoint compares of them is in its digest."""
+    available = split(len(dataset.images), options.val_fraction)
+    distribute.require_parts(options.samples, available)
+    digest = None
+    if options.checkpoint is not None:
+        digest = digest_of_data(dataset, options.samples or available, available)
+    tests = dataset.test_images[:0] if dataset.test_images is not None else None
+    return replace(dataset, images=dataset.images[:0], test_images=tests, digest=digest)
 
 
 def _broadcast(dataset: Dataset | None, job: Job) -> Dataset:

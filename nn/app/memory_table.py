@@ -20,6 +20,7 @@ def show_memory(report: Report, prepared: Prepared, console: Console, job: Job) 
         console.say(line)
     table = memory_table(report.memory, console.width)
     console.tell(f"\nmemory of rank {report.memory.rank}, of those that need most\n\n{table}\n")
+    console.tell(f"data set: {report.memory.data / 1e6:.3f} MB on the host of this rank")
     for pool in prepared.rehearsal.pools:
         console.tell(pool.said())
     with job.agree():

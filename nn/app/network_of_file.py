@@ -21,7 +21,7 @@ from pyrt.job import Job
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_size(one) for one in value)
+    return isinstance(value, list) and all(_is_size(one) for one in value)
 
 
 def _is_size(value: Any) -> bool:
@@ -138,7 +138,8 @@ def _told(run_metadata: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(options.get(name), str | int | float)
         or (name in _LISTS and isinstance(options.get(name), list))
     }
-    return {name: value for name, value in told.items() if "net" not in told or name not in _LISTS}
+    unsaid = _LISTS if "net" in told else ("activation",) if told.get("hidden") == [] else ()
+    return {name: value for name, value in told.items() if name not in unsaid}
 
 
 def _spelled_out(name: str, given: Any, told: Any) -> Any:
@@ -151,10 +152,10 @@ def _spelled_out(name: str, given: Any, told: Any) -> Any:
 
 def _depth(told: Mapping[str, Any], given: Mapping[str, Any]) -> int | None:
     """Count the layers with parameters; None where nothing says them."""
-    net, hidden = (told.get(name) or given.get(name) for name in ("net", "hidden"))
-    if net:
+    net, hidden = ({**given, **told}.get(name) for name in ("net", "hidden"))
+    if net is not None:
         return sum(layer.has_parameters for layer in layers_of(net, 1))
-    return len(hidden) + 1 if hidden else None
+    return len(hidden) + 1 if hidden is not None else None
 
 
 def _classes(headers: Mapping[str, Header], depth: int | None) -> int | None:
@@ -206,7 +207,7 @@ def _require_layers(
 
 
 def _are_of_hidden(headers: Mapping[str, Header], hidden: list[int]) -> bool:
-    """Return whether there are the biases of these layers and one more."""
+    """Return whether there are the biases of these layers, perhaps none, and one more."""
     shapes = {f"b{number}": (units,) for number, units in enumerate(hidden, 1)}
     found = {name: header.shape for name, header in headers.items() if name.startswith("b")}
     found.pop(f"b{len(hidden) + 1}", None)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nn.app import recording
 from nn.files import net_files
+from nn.input import distribute
 from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
 from nn.input.named_sets import SETS
 from nn.model import net_text
@@ -25,7 +27,7 @@ from pyrt import devices
 from pyrt.errors import UserError, shown
 from pyrt.exchange.registry import asynchronous
 
-WRITTEN = ("save", "export", "json", "predictions", "save_plan")
+WRITTEN = ("save", "export", "json", "predictions", "save_plan", "timeline")
 """The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
 
 
@@ -33,7 +35,9 @@ WRITTEN = ("save", "export", "json", "predictions", "save_plan")
 class Options(Settings):
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
-    hidden: tuple[int, ...] = option((512,), "units of the hidden layers, as 512 or 512,256", "N[,N...]")
+    hidden: tuple[int, ...] = option(
+        (512,), "units of the hidden layers, as 512 or 512,256; none: inputs and outputs alone", "N[,N...]"
+    )
     net: str | None = option(
         None,
         f"a network in place of --hidden: {', '.join(NAMES)}; layers, as "
@@ -85,6 +89,12 @@ class Options(Settings):
     classes: int | None = option(
         None, "number of classes, where it is more than the largest training label + 1", "N"
     )
+    distribute: str = option(
+        distribute.WHOLE,
+        "images that each rank holds on the host: whole, all of them; parts, those that it trains on, with "
+        "--no-shuffle and --plan data",
+        choices=distribute.CHOICES,
+    )
     init: Path | None = option(
         None, "initial parameters W1, b1, ... from a file: .safetensors, .pyrtz, all others .npz", "FILE"
     )
@@ -122,6 +132,23 @@ class Options(Settings):
         "train nothing: print the memory that the run needs, of the device and page-locked host memory, "
         "layer by layer; an error if it does not fit",
     )
+    stats: int | bool | None = option(
+        None,
+        "print the statistics of the calls of each phase too: of all ranks together, or of rank N",
+        "N",
+    )
+    timeline: Path | None = option(
+        None,
+        "record some steps, on all ranks: phases, kernels, copies, calls of MPI; write them to a file in "
+        "Chrome's trace format, which ui.perfetto.dev opens",
+        "FILE",
+    )
+    timeline_steps: str | None = option(
+        None,
+        "with --timeline: the first and the last step to record, which are launched kernel by kernel "
+        "(default: 10:14, or the last five of a shorter run)",
+        "A:B",
+    )
     quiet: bool = option(False, "print warnings, errors and the last line alone")
     json: Path | None = option(
         None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
@@ -143,8 +170,8 @@ class Options(Settings):
         super().__post_init__()
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
-        if not self.hidden:
-            raise UserError("--hidden: give the units of at least one hidden layer, as 512 or 512,256")
+        if not self.hidden and self.activation != Options.activation:
+            raise UserError("--activation: is of hidden layers, and --hidden none has none: leave it out")
         if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
             raise UserError("--net says all layers: leave out --hidden and --activation")
         if self.net is not None and not net_files.is_file(self.net):
@@ -154,7 +181,8 @@ class Options(Settings):
         for name in ("classes", "latency"):
             require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
-        require("order_seed", self.order_seed, at_least(self.order_seed, 0), "a whole number, 0 or more")
+        for name in ("order_seed", "stats"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
         for name in ("lr", "eps"):
             require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
         require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")
@@ -180,6 +208,7 @@ class Options(Settings):
                 "--latency times the work as it runs by itself: leave out --profile and --check-each"
             )
         self._check_weights()
+        self._check_distribution()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
         if self.check and self.exchange in asynchronous() and not self.asynchrony.is_synchronous:
@@ -196,6 +225,9 @@ class Options(Settings):
             raise UserError("--shards-kept: goes with --elastic")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
+        recording.require(
+            self.timeline, self.timeline_steps, not self.evaluate and self.epochs > 0, self.exchange
+        )
         self._check_files()
 
     def _check_weights(self) -> None:
@@ -211,6 +243,20 @@ class Options(Settings):
         if self.export:
             raise UserError(f"{option}: --export writes dense weights: leave one of them out")
         require_way(self.weights, self.dtype)
+
+    def _check_distribution(self) -> None:
+        if self.distribute == distribute.WHOLE:
+            return
+        reasons = {
+            "leave out --evaluate": self.evaluate,
+            "leave out --check, which trains the reference on the whole set": self.check,
+            "give --no-shuffle: shuffled batches take rows from everywhere": self.shuffle,
+            "leave out --plan: parts are those of a batch": self.plan != "data",
+            "use --placement stream: each rank has a part of the set alone": self.placement == "resident",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise UserError(f"--distribute parts: {reason}")
 
     def _check_files(self) -> None:
         if self.save and self.save.suffix.lower() == ".onnx":

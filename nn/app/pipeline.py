@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from nn.app import load
 from nn.app.console import Console
 from nn.app.options import Options
+from nn.app.recording import recorded_steps
 from nn.app.report import Report
 from nn.checkpoints.checkpointer import Checkpointer
 from nn.files import onnx, parameters
@@ -71,7 +73,8 @@ class Pipeline:
             steps, done = self.trainer.problem.schedule.steps, self.trainer.resumed.progress.step
             watcher = ConsoleWatcher(self.console, steps, done)
             with closing(watcher.bar):
-                self.trainer.start(initial, self.options.check, watcher)
+                record = partial(recorded_steps, self.options, self.trainer)
+                self.trainer.start(initial, self.options.check, watcher, record)
                 for line in self.report.environment["header"]:
                     self.console.say(line)
                 return self._evaluate() if self.options.evaluate else self._train()

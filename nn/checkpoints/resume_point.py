@@ -64,7 +64,9 @@ class ResumePoint:
         data, schedule, dtype = "", problem.schedule, problem.settings.dtype
         with self.job.agree():
             if self.folder is not None:
-                data = digest_of_data(problem.dataset, schedule.used, schedule.available)
+                data = problem.dataset.digest or digest_of_data(
+                    problem.dataset, schedule.used, schedule.available
+                )
                 if self.checkpoint is not None:
                     self.checkpoint.metadata.require_fits(
                         problem.description, problem.optimiser, schedule, data

@@ -58,7 +58,7 @@ def main(job: Job) -> int:
             return start.open_runtime(line.options, job, Phases(time.perf_counter()), console)
 
         with open_runtime() as runtime:
-            data = load.finish(reading, runtime, console)
+            data = load.finish(reading, line.options, runtime, console)
         with job.agree():
             if data.test_images is None:
                 raise UserError(

@@ -29,6 +29,7 @@ class Dataset:
     image_shape: the shape of one image; its product is D.
     given_classes: the number of classes that --classes gives, if any.
     warnings: what was lost while the files were read, a line each.
+    digest: of the training and validation samples, where no rank holds them all (distribute.py).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dataset:
     image_shape: tuple[int, ...]
     given_classes: int | None = None
     warnings: tuple[str, ...] = ()
+    digest: str | None = None
 
     @property
     def classes(self) -> int:

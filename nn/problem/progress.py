@@ -14,9 +14,9 @@ import numpy as np
 class Epoch:
     """Mean loss over an epoch's samples while it trained; validation after it; seconds that both took.
 
-    ``validation_loss`` is None where it is not finite. The seconds of all epochs add up to the time of
-    training: where losses of several epochs are read at once, these epochs share the time by their samples.
-    Of an epoch in which the run was resumed they count from there.
+    ``validation_loss`` is None where it is not finite. The seconds are those of this epoch alone: what a
+    program does between two epochs, and checkpoints there, belong to none. Of an epoch in which the run was
+    resumed they count from there.
     """
 
     epoch: int

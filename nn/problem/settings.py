@@ -19,6 +19,7 @@ from nn.input.augment import Augmentation
 from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
+from nn.parallel.plan import FORK_JOIN
 from pyrt.errors import UserError, shown
 from pyrt.exchange import SYNCHRONOUS, Asynchrony
 from pyrt.exchange.registry import asynchronous, choices
@@ -88,7 +89,8 @@ class Settings:
     plan: str = option(
         "data",
         "what ranks split: data (each batch), model (weights by rows and columns), auto (what should be "
-        "fastest here, measured once), or a plan's JSON file",
+        "fastest here, measured once), fork-join (each product of rank 0, to compare with), or a plan's JSON "
+        "file",
         "PLAN",
     )
     grid: str | None = option(
@@ -197,6 +199,8 @@ class Settings:
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
             raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
+        if self.plan == FORK_JOIN and (self.exchange != "auto" or self.checkpoint is not None):
+            raise UserError(f"--plan {FORK_JOIN}: rank 0 alone trains: leave out --exchange and --checkpoint")
         is_asynchronous = self.exchange in asynchronous()
         if is_asynchronous and self.plan != "data":
             raise UserError(
@@ -255,6 +259,11 @@ class Settings:
         """Count the steps between two checkpoints, with so many batches an epoch."""
         count = int(self.checkpoint_every.removesuffix("ep"))
         return count * batches if self.checkpoint_every.endswith("ep") else count
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a kernel may do the work of several operations."""
+        return not self.profile and self.plan != FORK_JOIN
 
     @property
     def check_tolerance(self) -> float:

@@ -1,13 +1,15 @@
-"""Adds up the losses and the time of each epoch."""
+"""Adds up the losses of each epoch, validates it, and notes its time."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
+from nn.train.epoch_clock import EpochClock
 from nn.train.evaluation import Evaluator
 from nn.train.workers import Workers
 
@@ -15,8 +17,8 @@ from nn.train.workers import Workers
 class EpochLog:
     """The epochs of a run so far, and the sums of the current one.
 
-    The host reads the losses of several steps at once (nn/train/losses.py), perhaps of several epochs. Steps
-    read together share the time since the previous read, so the epochs add up to the time of training.
+    The host reads the losses of several steps at once (nn/train/losses.py), perhaps of several epochs. The
+    clock, which is in the stream of the steps, tells how long each took; in legs the host's own does.
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class EpochLog:
         schedule: Schedule,
         validation: Evaluator | None,
         start: Progress,
+        clock: EpochClock,
         workers: Workers | None = None,
         meets: bool = True,
     ) -> None:
@@ -32,63 +35,68 @@ class EpochLog:
         It is known at the epoch's end if they meet there, else where they next meet: see `collect`.
         """
         self._schedule, self._validation, self._workers = schedule, validation, workers
+        self._clock = clock
+        clock.start()
         self.step = start.step
         """So many steps have their losses here."""
+        self._queued = start.step
         self._epochs, self._total = list(start.epochs), start.loss_sum
         if workers is not None:
             self._total = workers.kept(self._total)
-        self._seconds = self._seconds_per_sample = 0.0
         self._meets = meets
+        self._is_marked_early = validation is None or not meets
+        """Whether an epoch is over before it is validated, if it is."""
         self._unknown: list[tuple[float, float]] = []
         """Of epochs that ended where workers did not meet: this one's sum of losses, and seconds."""
-        self._shared_until = time.perf_counter()
+        self._in_legs, self._lapped = 0.0, time.perf_counter()
 
     @property
     def progress(self) -> Progress:
         """After the last step that was added."""
         return Progress(self.step, list(self._epochs), self._total)
 
-    def share_time(self, steps: Sequence[int]) -> None:
-        """Share the time since the last call over these steps, in proportion to their samples.
+    def go_on(self) -> None:
+        """Note that something else was done: it counts to no epoch where it was between two of them."""
+        if self._queued % self._schedule.batches == 0 and self.step == self._queued:
+            self._clock.start()
+            self._lap()
 
-        To be called before they are added; without any steps the next call shares the time.
-        """
-        samples = sum(map(self._schedule.size, steps))
-        if samples:
-            self._seconds_per_sample = self._lap() / samples
+    def queued(self, stop: int) -> None:
+        """Note that the steps before ``stop`` are queued: an epoch that ends there, unvalidated, is over."""
+        self._queued = stop
+        if stop % self._schedule.batches == 0 and self._is_marked_early:
+            self._clock.mark()
 
     def add(self, step: int, loss: float) -> Epoch | None:
         """Add the loss of the next step. Returns its epoch where it is the last one of it, validated."""
         self.step = step + 1
         samples = self._schedule.size(step)
         self._total += (loss if self._workers is None else self._workers.part(step, loss)) * samples
-        self._seconds += self._seconds_per_sample * samples
         if self.step % self._schedule.batches:
             return None
         if self._meets:
-            return self._end(self._schedule.epoch(step) + 1)
-        self._unknown.append((self._total, self._seconds))
-        self._total = self._seconds = 0.0
+            return self._end(self._schedule.epoch(step) + 1, self._clocked)
+        self._unknown.append((self._total, self._clocked()))
+        self._total = 0.0
         return None
 
     def add_leg(self, stop: int, sums: Mapping[int, tuple[float, int]]) -> list[Epoch]:
         """Add all steps up to this one, where all ranks have met; return the epochs that have ended.
 
         ``sums`` has for epochs, from 0, the sum of their samples' losses, and how many samples there were:
-        perhaps others than the steps would have in turn, which the mean stands for. An epoch is validated if
-        it ends here.
+        perhaps others than the steps would have in turn, which the mean stands for. Epochs share the leg's
+        time by their samples. An epoch is validated if it ends here.
         """
-        first, self.step = self.step, stop
+        first, self.step, self._queued = self.step, stop, stop
         schedule, ended = self._schedule, []
-        rest = max(1, schedule.samples_between(first, stop))
-        seconds = self._lap() / rest
+        a_sample = self._lap() / max(1, schedule.samples_between(first, stop))
         for epoch in range(schedule.epoch(first), schedule.epoch(stop - 1) + 1):
             begin, end = max(first, epoch * schedule.batches), min(stop, (epoch + 1) * schedule.batches)
             samples, (total, counted) = schedule.samples_between(begin, end), sums.get(epoch, (0.0, 0))
             self._total += total if counted == samples else total / max(1, counted) * samples
-            self._seconds += seconds * samples
+            self._in_legs += a_sample * samples
             if end % schedule.batches == 0:
-                ended.append(self._end(epoch + 1, validates=end == stop))
+                ended.append(self._end(epoch + 1, self._lapped_in_legs, validates=end == stop))
         return ended
 
     def collect(self) -> list[Epoch]:
@@ -99,33 +107,40 @@ class EpochLog:
         if self._workers is None:
             return []
         unknown, self._unknown = self._unknown, []
-        current, ended = (self._total, self._seconds), []
-        for left, (self._total, self._seconds) in enumerate(unknown, 1 - len(unknown)):
+        current, ended = self._total, []
+        for left, (self._total, seconds) in enumerate(unknown, 1 - len(unknown)):
             validates = left == 0 and self.step % self._schedule.batches == 0
-            ended.append(self._end(len(self._epochs) + 1, validates))
-        self._total, self._seconds = current
-        self._total = self._workers.kept(self._workers.total(self._total))
+            ended.append(self._end(len(self._epochs) + 1, partial(float, seconds), validates))
+        self._total = self._workers.kept(self._workers.total(current))
         return ended
 
-    def _lap(self) -> float:
-        """Seconds since the last call."""
-        before, self._shared_until = self._shared_until, time.perf_counter()
-        return self._shared_until - before
+    def _clocked(self) -> float:
+        """Return the seconds of the next epoch by the stream's clock, validation included where it waits."""
+        if not self._is_marked_early:
+            self._clock.mark()
+        return self._clock.seconds()
 
-    def _end(self, number: int, validates: bool = True) -> Epoch:
+    def _lapped_in_legs(self) -> float:
+        """Return the seconds of the current epoch by the host's clock, up to now."""
+        seconds, self._in_legs = self._in_legs + self._lap(), 0.0
+        return seconds
+
+    def _lap(self) -> float:
+        """Return the seconds since the last call."""
+        before, self._lapped = self._lapped, time.perf_counter()
+        return self._lapped - before
+
+    def _end(self, number: int, seconds: Callable[[], float], validates: bool = True) -> Epoch:
+        """End the current epoch; its ``seconds`` are asked for when it is validated."""
         total, self._total = self._total, 0.0
         if self._workers is not None:
             total = self._workers.total(total)
         loss = total / self._schedule.samples
         precision = held_out = None
-        if (
-            self._validation is not None and validates
-        ):  # then all steps that were read together are of this epoch
+        if self._validation is not None and validates:
             scores = self._validation.scores()
             precision, held_out = scores.precision, scores.loss
-            self._seconds += self._lap()
         if held_out is not None and not math.isfinite(held_out):
             held_out = None  # the next step's loss will say so, or the parameters
-        seconds, self._seconds = self._seconds, 0.0
-        self._epochs.append(Epoch(number, loss, precision, held_out, seconds))
+        self._epochs.append(Epoch(number, loss, precision, held_out, seconds()))
         return self._epochs[-1]

@@ -6,6 +6,7 @@ from functools import partial
 
 from nn.input.schedule import Schedule
 from nn.problem.settings import Settings
+from nn.train.recorded_steps import RecordedSteps
 from nn.train.replay import MOST, Run, Steps, next_run
 from nn.train.slow_rank import SlowRank
 from nn.train.training_steps import StepMaker
@@ -22,6 +23,7 @@ class StepQueue:
         self._batches, self._phases = maker.batches, resources.phases
         self._iteration = resources.phases.phase("batch iteration", resources.streams.compute)
         self._slow = SlowRank.of(settings, resources)
+        self._recorded: RecordedSteps | None = None
         self._steps = self._make_all_steps()
         ends = [self._batches.steps_at_once, settings.print_every, self._steps_between_checkpoints()]
         self._ends = [end for end in ends if end is not None]
@@ -49,8 +51,9 @@ class StepQueue:
             size: self._maker.replayed(size, recorder, self.most if size == full else 1) for size in sizes
         }
 
-    def start(self, step: int) -> None:
-        """Begin with this step, if there is one left."""
+    def start(self, step: int, recorded: RecordedSteps | None = None) -> None:
+        """Begin with this step, if there is one left; those that are ``recorded`` are launched one by one."""
+        self._recorded = recorded
         if step < self._schedule.steps:
             self._batches.start(step)
 
@@ -58,20 +61,24 @@ class StepQueue:
         """Choose the steps from this one on, up to ``most`` and not past ``stop``, to be queued at once."""
         if not self._graphs:
             return Run(step, 1, False)
+        if self._recorded is not None:
+            stop = self._recorded.limit(step, stop)
         return next_run(self._schedule, step, stop, min(most, self.most), self._ends)
 
     def queue(self, run: Run) -> None:
         """Queue the steps of a run."""
         batches, last = self._batches, run.stop - 1
         steps = self._steps[self._schedule.size(run.first)]
+        is_recorded = self._recorded is not None and self._recorded.begin(run.first)
+        start = steps.launch if is_recorded else partial(steps.start, run.steps, run.timed)
         self._iteration.weight = run.steps
         self._phases.barrier()
         with self._iteration:
             batches.begin(run.first)
             if self._slow is None:
-                steps.start(run.steps, run.timed)
+                start()
             else:
-                self._slow.make(run.steps, partial(steps.start, run.steps, run.timed))
+                self._slow.make(run.steps, start)
             batches.end(last)
             batches.prefetch(last)
             steps.finish()

@@ -18,11 +18,13 @@ from nn.problem.progress import Epoch, Progress
 from nn.program.operations import Operation
 from nn.program.rank_model import RankModel, TrainingArrays
 from nn.train.check_each import TOLERANCES, CheckedOperation
+from nn.train.epoch_clock import EpochClock
 from nn.train.epoch_log import EpochLog
 from nn.train.evaluation import Evaluator
 from nn.train.legs import Legs
-from nn.train.losses import LossLog
+from nn.train.losses import RING, LossLog
 from nn.train.rank_resources import RankResources
+from nn.train.recorded_steps import RecordedSteps
 from nn.train.replay import MOST
 from nn.train.step_queue import StepQueue
 from nn.train.training_batches import open_batches
@@ -107,7 +109,7 @@ class Training:
                 self._allocate(problem)
                 batches = self._open_batches(problem, placement, opened)
             opener = ExchangeOpener(
-                model, self._arrays, resources, self._log.ring, self._checked, self._settings.asynchrony
+                model, self._arrays, resources, self._log.ring, self._wrapped, self._settings.asynchrony
             )
             self._exchange = opener.open(opened)
             self._workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
@@ -131,7 +133,7 @@ class Training:
         return opened.enter_context(closing(made))
 
     def _make_queue(self, batches: Batches, graphs: bool) -> StepQueue:
-        maker = StepMaker(self._model, self._arrays, self._resources, batches, self._exchange, self._checked)
+        maker = StepMaker(self._model, self._arrays, self._resources, batches, self._exchange, self._wrapped)
         self._maker = maker
         return StepQueue(maker, self._own_schedule, self._settings, graphs)
 
@@ -144,9 +146,16 @@ class Training:
             model, self._optimiser, exchanges, self._augmenter, self._constraint, role
         )
         self._panels = self._arrays.panels
+        self._clock = EpochClock(driver, streams.compute, most=RING)
         reading = phases.phase("losses device -> host")
         with driver.ledger.of("losses"):
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
+
+    def _wrapped(self, operation: Operation, queue: QueueWork) -> QueueWork:
+        """Put around the operation what the settings ask for."""
+        if self._resources.fork is not None:
+            queue = self._resources.fork.wrap(operation, queue, self._resources.kernels)
+        return self._checked(operation, queue)
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
         """Wrap the operation in a check against NumPy, in the first steps, if --check-each asks for it."""
@@ -176,22 +185,33 @@ class Training:
             *update.operations(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
-    def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
+    def begin(
+        self,
+        start: Progress,
+        validation: Evaluator | None,
+        watcher: Watcher | None = None,
+        recorded: RecordedSteps | None = None,
+    ) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
         self._log_of_epochs = EpochLog(
-            self._schedule, validation, start, self._workers, self._settings.epoch_barrier
+            self._schedule,
+            validation,
+            start,
+            self._clock,
+            self._workers,
+            self._settings.epoch_barrier,
         )
         if self._workers is not None:
             self._workers.begin()
         if self._legs is not None:
             self._legs.begin(start.step)
-        self._validation, self._watcher = validation, watcher or Watcher()
+        self._validation, self._watcher, self._recorded = validation, watcher or Watcher(), recorded
         self._told = ToldOfLegs(self._watcher, self._schedule, self._settings.print_every)
         self.printed = self._told.printed
         self.step = start.step
         self._log.start(start.step)
         if self._queue is not None:
-            self._queue.start(start.step)
+            self._queue.start(start.step, recorded)
 
     def advance(self, stop: int, most: int, reads: Callable[[int], bool]) -> list[Epoch]:
         """Queue up to ``most`` steps, not past ``stop``; return the epochs whose last losses have been read.
@@ -206,12 +226,12 @@ class Training:
         run = self._queue.next_run(self.step, stop, most)
         self._queue.queue(run)
         self.step = run.stop
+        log, ended = self._log_of_epochs, []
+        log.queued(run.stop)
         is_read = reads(run.stop)
         losses = self._log.read(run.stop, now=is_read or self._waits(run.stop))
         if self._workers is not None and (is_read or self._meets(run.stop)):
             self._workers.meet()
-        log, ended = self._log_of_epochs, []
-        log.share_time([step for step, _ in losses])
         for step, loss in losses:
             self._check(step, loss)
             self.loss = loss
@@ -225,6 +245,8 @@ class Training:
                 self._require_finite(epoch)
             ended += known_now
         self._watcher.queued(run.steps)
+        if self._recorded is not None:
+            self._recorded.end(run.first)
         return ended
 
     def epochs(self, last: int, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
@@ -232,6 +254,7 @@ class Training:
 
         The ``checkpointer`` may keep checkpoints, and stop before the last step: see `progress`.
         """
+        self._log_of_epochs.go_on()
         if self._legs is not None:
             yield from self._epochs_in_legs(self._legs, last, checkpointer)
             return
@@ -246,6 +269,7 @@ class Training:
             yield from self.advance(last, MOST, reads)
             if due and checkpointer is not None:
                 checkpointer.keep(self.progress)
+                self._log_of_epochs.go_on()
                 if checkpointer.is_preempted:
                     break
 
@@ -263,6 +287,7 @@ class Training:
             yield from ended
             if due and checkpointer is not None:
                 checkpointer.keep(self.progress)
+                self._log_of_epochs.go_on()
                 if checkpointer.is_preempted:
                     break
 
@@ -288,7 +313,7 @@ class Training:
     def _waits(self, stop: int) -> bool:
         """Return whether to wait for the losses of all steps before ``stop`` before queueing more steps.
 
-        NumPy has done these steps: reading their losses waits for nothing, and tells when each of them ended.
+        NumPy has done these steps: reading their losses waits for nothing.
         """
         is_done = not self._resources.driver.has_kernels
         validates = self._validation is not None and self._settings.epoch_barrier

@@ -38,7 +38,8 @@ def _streamed(problem: Problem, shard: Shard, resources: RankResources) -> Batch
     schedule, dataset, rows = problem.schedule, problem.dataset, _most_rows(shard, problem.schedule)
     steps = 1  # without threads there is nothing to hand over, and less stays in the caches
     if resources.driver.has_kernels:
-        steps = steps_in_chunk(rows * dataset.images[:1].nbytes, schedule.batches)
+        row = dataset.images.shape[1] * dataset.images.dtype.itemsize
+        steps = steps_in_chunk(rows * row, schedule.batches)
     samples = [dataset.images, dataset.labels]
     if problem.augmenter is not None:
         samples.append(np.arange(schedule.used, dtype=np.int32))

@@ -16,22 +16,32 @@ from experiments.study import FAILED
 from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
-SLOW = ("correctness", "convergence", "compression", "profile", "roofline", "plans", "scaling", "gemm")
+SLOW = (
+    *("correctness", "convergence", "compression", "profile", "timeline", "roofline"),
+    *("course_roofline", "plans", "scaling", "mpi4py", "gemm", "asynchronous"),
+)
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
 RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLOW)]
 """The study `images` needs data that are downloaded: test_images.py runs it on others."""
 
 FIGURES = {
-    "correctness": {"growth", "ends", "graded", "precision"},
-    "convergence": {"rates", "curves", "batches", "overfitting"},
+    "correctness": {"growth", "ends", "graded", "precision", "precision-over-rates"},
+    "convergence": {"rates", "curves", "batches", "overfitting", "length", "converged"},
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
+    "timeline": {"step-blocking", "step-host"},
+    "course_roofline": {"roofline-2"},
     "roofline": {"products", "transfers", "roofline", "hierarchy", "models"},
     "scaling": {"speed-up-cpu", "efficiency-cpu"},
+    "mpi4py": {"strong", "weak", "iterations"},
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
     "gemm": {"speed", "products", "errors"},
     "exchange": {"times", "rates"},
+    "asynchronous": {
+        *("curves-784-128-10", "curves-lenet5", "throughput", "slow", "arrival", "staleness", "bounds"),
+        *("price", "rates-plain"),
+    },
 }
 """Those that each study draws without a GPU, at least."""
 

@@ -65,13 +65,13 @@ class RandomRun:
         """Draw the run of this number, the same each time."""
         rng = np.random.default_rng([number, ranks])
         shards = int(rng.choice([size for size in (1, 2, 2, 3, 3, 4, 4) if ranks % size == 0]))
-        hidden = tuple(int(units) for units in rng.integers(shards, 12, rng.integers(1, 4)))
+        hidden = tuple(int(units) for units in rng.integers(shards, 12, rng.integers(0, 4)))
         splits = [str(rng.choice(SPLITS)) if shards > 1 else SAMPLES for _ in (*hidden, CLASSES)]
         val_fraction = float(rng.choice([0.0, 0.2]))
         exchange = str(rng.choice(ON_THE_CPU if device == "cpu" else WITH_KERNELS))
         options = Options(
             hidden=hidden,
-            activation=str(rng.choice(ACTIVATIONS)),
+            activation=str(rng.choice(ACTIVATIONS)) if hidden else Options.activation,
             head=str(rng.choice(list(LOSSES))),
             reg=float(rng.choice([0.0, 0.01])),
             batch=int(rng.integers(1, 14)),

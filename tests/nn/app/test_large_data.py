@@ -203,3 +203,19 @@ def test_a_run_stays_below_the_size_of_its_data(tmp_path, ranks):
     assert "300 training (of 299700 in the set), 300 validation" in done.stdout
     refused = mpirun(ranks, *command, "--val-split", "random", env=dict.fromkeys(BLAS_VARIABLES, "1"))
     assert refused.returncode == 2 and "memory" in refused.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_DATA"), reason="needs a limit of memory")
+def test_ranks_hold_together_what_one_cannot(tmp_path):
+    """All of the set is trained on; its bytes are more than a rank may have, its part is not."""
+    path = tmp_path / "set.npz"
+    sparse_npz(path, 96_000, (64, 64, 3))  # 1.2 GB
+    sizes = ["--hidden=4", "--batch=800", "--epochs=1", "--val-fraction=0"]
+    options = ["--device=cpu", *sizes, "--no-shuffle", "--distribute"]
+    command = [sys.executable, "-c", LIMITED, str(1100 << 20), "train.py", "--data", str(path), *options]
+    blas = dict.fromkeys(BLAS_VARIABLES, "1")
+    done = mpirun(2, *command, "parts", env=blas)
+    assert done.returncode == 0, done.stderr
+    assert "96000 training, 0 validation" in done.stdout
+    assert mpirun(1, *command, "parts", env=blas).returncode == 2

@@ -103,6 +103,16 @@ def test_what_is_given_must_agree_and_both_values_are_said(refused, name):
     refused({name: TOLD[name]}, words, **{**GIVEN, name: value})
 
 
+@pytest.mark.parametrize("arrays", [Network.dense((6, 3), "sigmoid", "sigmoid")], indirect=True)
+@pytest.mark.parametrize("activation", ["sigmoid", []])
+def test_a_network_without_hidden_layers_is_told_and_has_no_activation(told, refused, activation):
+    options = {"hidden": [], "activation": activation, "head": "sigmoid", "pixel_scale": 2.5}
+    assert told(options) == {"hidden": [], "head": "sigmoid", "pixel_scale": 2.5, "classes": 3}
+    assert told(options, hidden=())["classes"] == 3
+    refused(options, "trained with --hidden none, and --hidden 5 is given", hidden=(5,))
+    refused({**TOLD, "hidden": [3]}, "of another network")
+
+
 def test_a_scale_may_be_told_as_a_whole_number(told):
     assert told({**TOLD, "pixel_scale": 255}, **{**GIVEN, "pixel_scale": 255.0}) == {}
 
@@ -221,7 +231,7 @@ def test_a_net_that_train_py_does_not_have_is_refused(refused, net):
 
 
 NOT_OURS = [
-    *(("hidden", value) for value in ([], [0], [-5, 4], [5.0, 4], [True, 4], ["5", 4], [[5], 4], [2**31, 4])),
+    *(("hidden", value) for value in ([0], [-5, 4], [5.0, 4], [True, 4], ["5", 4], [[5], 4], [2**31, 4])),
     *(("hidden", value) for value in ("5,4", 5, [[[[5]]]], [10**4000])),
     *(("activation", value) for value in ("identity", ["tanh", "relu"], ["tanh"], [], 5, True, "", "Tanh")),
     *(("activation", value) for value in ("two\nlines", "\x1b[31m", "\ud800", "x" * 5000, 10**4000)),

@@ -56,11 +56,33 @@ def test_a_value_that_makes_no_sense_is_refused_with_its_option(option, value):
 
 @pytest.mark.parametrize(
     "value",
-    ["", ",", "512,", ",512", "512,,256", "0", "512,0", "512,-1", "-1", "-1,512", "1.5", "x", "512;256"],
+    [
+        "",
+        ",",
+        "512,",
+        ",512",
+        "512,,256",
+        "0",
+        "512,0",
+        "512,-1",
+        "-1",
+        "-1,512",
+        "1.5",
+        "x",
+        "512;256",
+        "512,none",
+    ],
 )
 def test_hidden_layers_that_make_no_sense(value):
     assert "--hidden" in refusal("--hidden", value)
     assert "--hidden" in refusal(f"--hidden={value}")
+
+
+def test_no_hidden_layers():
+    options = parse(["--hidden", "none"])
+    assert options.hidden == () and options.as_json()["hidden"] == []
+    assert str(options.make_network((28, 28), 10)) == "784-10, softmax cross-entropy"
+    assert "--activation" in refusal("--hidden", "none", "--activation", "tanh")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +298,7 @@ def test_what_all_ranks_must_have_been_given():
 
 
 def test_in_process_the_same_values_are_refused():
-    for values in ({"lr": math.nan}, {"batch": 0}, {"hidden": ()}, {"activation": "x"}, {"evaluate": True}):
+    for values in ({"lr": math.nan}, {"batch": 0}, {"hidden": (0,)}, {"activation": "x"}, {"evaluate": True}):
         with pytest.raises(UserError, match=f"--{next(iter(values))}"):
             Options(**values)
 

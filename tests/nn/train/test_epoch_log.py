@@ -1,5 +1,6 @@
-"""nn/train/epoch_log.py: each epoch has its own time, and all epochs add up to the time of training."""
+"""nn/train/epoch_log.py and nn/train/epoch_clock.py: each epoch has its own loss, validation and time."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,25 +8,35 @@ import pytest
 from nn.app.options import Options
 from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
-from nn.train import epoch_log
+from nn.train.epoch_clock import EpochClock
 from nn.train.epoch_log import EpochLog
 from nn.train.step_queue import StepQueue
+from pyrt.driver.cpu import CpuDriver
+from pyrt.driver.emulated import EmulatedDriver
 from train import train
 
 
 class Clock:
-    """What stands for the time module: it goes on when it is told to."""
+    """Stands for the events of a driver: one that is recorded gets the time that there is."""
 
     now = 100.0
 
-    def perf_counter(self):
-        return self.now
+    def __init__(self):
+        self.waited = []
 
+    def create_event(self, timing):
+        assert timing
+        return SimpleNamespace(time=None)
 
-@pytest.fixture
-def clock(monkeypatch):
-    monkeypatch.setattr(epoch_log, "time", clock := Clock())
-    return clock
+    def record(self, event, stream):
+        event.time = self.now
+
+    def synchronize_event(self, event):
+        self.waited.append(event)
+
+    def elapsed(self, start, stop):
+        assert stop in self.waited
+        return stop.time - start.time
 
 
 class Validation:
@@ -43,53 +54,98 @@ SCHEDULE = Schedule(rows=40, samples=40, batch=30, epochs=6, shuffle=False, seed
 """Epochs of a step of 30 samples and one of 10."""
 
 
-def add(log, steps):
-    log.share_time(steps)
-    for step in steps:
+def queue(log, clock, step, seconds):
+    clock.now += seconds
+    log.queued(step + 1)
+
+
+def seconds_of(log):
+    return [epoch.seconds for epoch in log.progress.epochs]
+
+
+def test_epochs_whose_losses_are_read_together_have_their_own_time():
+    log = EpochLog(SCHEDULE, None, Progress(), EpochClock(clock := Clock(), None, 4))
+    for step, seconds in enumerate((3, 1, 10, 2, 4, 0.5)):
+        queue(log, clock, step, seconds)
+    for step in range(6):
+        log.add(step, 1.0)
+    queue(log, clock, 6, 7)
+    queue(log, clock, 7, 1)
+    for step in 6, 7:
+        log.add(step, 1.0)
+    assert seconds_of(log) == [4, 12, 4.5, 8]
+
+
+def test_an_epoch_has_its_loss_its_validation_and_the_time_of_both():
+    clock = Clock()
+    start = Progress(2, [Epoch(1, 9.0, 0.25, 3.0, 8.0)])
+    log = EpochLog(SCHEDULE, Validation(clock), start, EpochClock(clock, None, 4))
+    for step in range(2, 6):
+        queue(log, clock, step, step)
         log.add(step, float(step))
-
-
-def test_steps_that_are_read_together_share_the_time_by_their_samples(clock):
-    log = EpochLog(SCHEDULE, None, Progress())
-    for seconds, steps in ((3, [0]), (1, []), (10, [1, 2, 3, 4, 5, 6]), (2, [7, 8, 9]), (4, [10, 11])):
-        clock.now += seconds
-        add(log, steps)
-    # 11 s for 10 + 30 + 10 + 30 + 10 + 30 samples, 2 s for 10 + 30 + 10
-    seconds = [epoch.seconds for epoch in log.progress.epochs]
-    assert seconds == pytest.approx([3 + 11 / 12, 11 / 3, 11 / 3, 11 / 4 + 0.4, 1.6, 4])
-    assert sum(seconds) == pytest.approx(clock.now - 100)
-
-
-def test_an_epoch_has_its_loss_its_validation_and_the_time_of_both(clock):
-    log = EpochLog(SCHEDULE, Validation(clock), Progress(2, [Epoch(1, 9.0, 0.25, 3.0, 8.0)]))
-    for steps in ([2], [3], [4, 5]):
-        clock.now += 1
-        add(log, steps)
-    assert log.progress.epochs[1:] == [Epoch(2, 2.25, 0.5, 2.0, 5.0), Epoch(3, 4.25, 0.5, 2.0, 4.0)]
+    assert log.progress.epochs[1:] == [Epoch(2, 2.25, 0.5, 2.0, 8.0), Epoch(3, 4.25, 0.5, 2.0, 12.0)]
     said = log.progress.epochs[-1].line(SCHEDULE.epochs)
-    assert said == "epoch 3/6  loss 4.250000  validation precision 0.5000  4.000 s"
+    assert said == "epoch 3/6  loss 4.250000  validation precision 0.5000  12.000 s"
 
 
-def seconds_of_epochs(device, taken, clock, monkeypatch):
-    """Those that a run prints whose epochs, of one step, take so long."""
-    queue = StepQueue.queue
+def test_what_is_done_between_two_epochs_counts_to_none():
+    log = EpochLog(SCHEDULE, None, Progress(), EpochClock(clock := Clock(), None, 4))
+    for step in range(4):
+        clock.now += 50  # within an epoch it cannot be told from work
+        log.go_on()
+        queue(log, clock, step, 1)
+        log.add(step, 1.0)
+    assert seconds_of(log) == [52, 52]
+
+
+def test_work_that_is_not_read_yet_is_not_forgotten():
+    """A caller that goes on before the last losses are read takes no time away."""
+    log = EpochLog(SCHEDULE, None, Progress(), EpochClock(clock := Clock(), None, 4))
+    for step in range(4):
+        queue(log, clock, step, 1)
+    log.go_on()
+    for step in range(4):
+        log.add(step, 1.0)
+    assert seconds_of(log) == [2, 2]
+
+
+def seconds_of_epochs(device, driver, taken, monkeypatch, **options):
+    """Those that a run tells whose epochs, of one step, take so long by a clock of the test."""
+    queue, clock = StepQueue.queue, Clock()
 
     def queue_slowly(steps, run):
         queue(steps, run)
         clock.now += sum(taken[run.first : run.stop])
 
+    def record(_, event, stream):
+        times[event] = clock.now
+        recorded(_, event, stream)
+
+    times, recorded = {}, driver.record
     monkeypatch.setattr(StepQueue, "queue", queue_slowly)
-    report = train(
-        Options(hidden=(5,), epochs=len(taken), batch=64, samples=64, val_fraction=0.0, device=device)
-    )
+    monkeypatch.setattr(driver, "record", record)
+    # Events within graphs are recorded by replays: they time phases.
+    monkeypatch.setattr(driver, "elapsed", lambda _, *ends: times.get(ends[1], 0) - times.get(ends[0], 0))
+    options = {"hidden": (5,), "batch": 64, "samples": 64, "val_fraction": 0.0, **options}
+    report = train(Options(epochs=len(taken), device=device, **options))
     return [epoch.seconds for epoch in report.epochs]
 
 
-def test_epochs_of_one_step_have_their_own_time_on_the_cpu(clock, monkeypatch):
-    taken = [8.0, 1.0, 2.0, 4.0, 16.0]
-    assert seconds_of_epochs("cpu", taken, clock, monkeypatch) == taken
+TAKEN = [8.0, 1.0, 2.0, 4.0, 16.0, 0.5, 0.25]
+
+
+def test_epochs_of_one_step_have_their_own_time_on_the_cpu(monkeypatch):
+    assert seconds_of_epochs("cpu", CpuDriver, TAKEN, monkeypatch) == TAKEN
 
 
 @pytest.mark.kernels
-def test_epochs_of_one_step_share_the_time_where_the_host_does_not_wait_for_each(clock, monkeypatch):
-    assert seconds_of_epochs("emulated", [8.0, 1.0, 2.0, 4.0], clock, monkeypatch) == [3.75] * 4
+@pytest.mark.parametrize("graph", [False, True])
+def test_so_they_have_where_the_host_does_not_wait_for_each(graph, monkeypatch):
+    assert seconds_of_epochs("emulated", EmulatedDriver, TAKEN, monkeypatch, graph=graph) == TAKEN
+
+
+def test_the_times_of_epochs_add_up_to_no_more_than_the_run():
+    begin = time.perf_counter()
+    report = train(Options(epochs=5, hidden=(5,), batch=64, samples=64, device="cpu"))
+    seconds = [epoch.seconds for epoch in report.epochs]
+    assert all(second > 0 for second in seconds) and sum(seconds) < time.perf_counter() - begin
