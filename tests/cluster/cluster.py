@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -126,13 +126,21 @@ class Cluster:
         return self.start(ranks_per_node, *command, env=env).finish(timeout)
 
     def start(
-        self, ranks_per_node: int, *command: str, env: Mapping[str, str] | None = None, captured: bool = True
+        self,
+        ranks_per_node: int,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        captured: bool = True,
     ) -> Job:
-        """Start such a job, its output in pipes, or not ``captured``, where that of this process goes."""
+        """Start such a job with further options of mpirun.
+
+        Its output goes into pipes or, not ``captured``, where that of this process goes.
+        """
         variables = {**_OF_A_NODE, "CLUSTER": str(FOLDER), **(env or {})}
         ranks = str(self.nodes * ranks_per_node)
         process = subprocess.Popen(
-            self._entering(*_mpirun(self.nodes, ranks_per_node), "-n", ranks, *command),
+            self._entering(*_mpirun(self.nodes, ranks_per_node), *options, "-n", ranks, *command),
             env={**mpi.naps(), **mpi.environment(variables)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if captured else None,

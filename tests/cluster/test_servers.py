@@ -12,7 +12,7 @@ import pytest
 
 from pyrt.job.cut_off import VARIABLE
 from tests import mpi, standing_still
-from tests.cluster.cluster import Cluster, Job
+from tests.cluster.cluster import Cluster, Job, is_open_mpi
 from tests.cluster.test_cut_off import SHORT, end_of, wait_for_all_ranks_to_end
 
 pytestmark = pytest.mark.long
@@ -29,7 +29,8 @@ ENDLESS = [*SERVERS, "--epochs", "1000000", "--print-every", "3"]
 def start(cluster: Cluster, *arguments: str, limit: float | None = None) -> Job:
     """Start a training on two ranks of each node, and wait until it trains."""
     variables = {} if limit is None else {VARIABLE: f"{limit:g}"}
-    job = cluster.start(2, sys.executable, "train.py", *arguments, env=variables)
+    options = ["--with-ft", "ulfm"] if "--elastic" in arguments else []
+    job = cluster.start(2, sys.executable, "train.py", *arguments, env=variables, options=options)
     assert job.process.stdout is not None
     if not any(line.startswith("step ") for line in job.process.stdout):
         raise AssertionError(job.finish().stderr)
@@ -94,3 +95,45 @@ def test_a_node_that_is_cut_off_ends_the_job(nodes: Cluster, cut: int) -> None:
     standing_still.allow()
     wait_for_all_ranks_to_end(nodes, SHORT)
     assert end_of(nodes, job).returncode != 0
+
+
+ELASTIC = [*SERVERS, "--elastic", "--epochs", "150", "--print-every", "3"]
+
+elastic = pytest.mark.skipif(not is_open_mpi(), reason="needs Open MPI, whose ranks may survive others")
+
+
+@elastic
+@pytest.mark.parametrize(
+    ("rank", "what", "options"), [(3, "a worker", []), (1, "a server", ["--shards-kept", "2"])], ids=str
+)
+def test_a_rank_that_is_killed_is_not_missed(
+    nodes: Cluster, rank: int, what: str, options: list[str]
+) -> None:
+    job = start(nodes, *ELASTIC, *options)
+    nodes.kill(job, rank)
+    done = job.finish(2 * mpi.TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert f"\nrank {rank}, {what}, has died after step " in done.stdout
+    assert "\ntest precision " in done.stdout
+
+
+@elastic
+def test_a_rank_that_is_stopped_is_not_taken_for_dead(nodes: Cluster) -> None:
+    job = start(nodes, *ELASTIC, "--staleness", "8", limit=SHORT)
+    nodes.kill(job, 3, signal.SIGSTOP)
+    time.sleep(3 * SHORT)
+    nodes.kill(job, 3, signal.SIGCONT)
+    done = job.finish(2 * mpi.TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert "has died" not in done.stdout
+    ahead = re.search(r"a worker was up to (\d+) step\(s\) ahead of the slowest", done.stdout)
+    assert ahead is not None and int(ahead[1]) <= 8
+
+
+@elastic
+def test_a_node_that_is_cut_off_ends_an_elastic_job_too(nodes: Cluster) -> None:
+    """Open MPI's mpirun does not go on without one of its daemons."""
+    job = start(nodes, *ENDLESS, "--elastic", limit=SHORT)
+    nodes.cut(1)
+    wait_for_all_ranks_to_end(nodes, SHORT)
+    assert "train.py: error: node1 no longer answers node0 " in end_of(nodes, job).stderr
