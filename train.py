@@ -1,7 +1,8 @@
 """Train a network on many GPUs: mpirun -n 4 python train.py --hidden 512 --batch 3000
 
-`main` reads the options and says what came out. `train` is the story of a run: find what it resumes from,
-open the device, read the data, make the network and its optimiser, decide how ranks share the work, train.
+`main` reads the options and says what came out. `train` and `on_devices` are the story of a run: find what it
+resumes from, open the device, read the data, make the network and its optimiser, decide how ranks share the
+work, train.
 """
 
 from __future__ import annotations
