@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tqdm import tqdm
-
 from bench.program import start
 from experiments import STUDIES
+from experiments.progress import Progress
 from experiments.study import FAILED, FULL, MOST_GPUS, SIZES, SMALL, Section, Setup, Study
 from pyrt.arguments import Parser
 from pyrt.errors import UserError
@@ -26,10 +25,6 @@ from pyrt.errors import UserError
 if TYPE_CHECKING:
     from experiments.page import Part
     from experiments.results import Results
-
-
-PERIOD = 5.0
-"""Seconds between two lines that say how far a study is, where there is no progress bar."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,24 +47,14 @@ def study_of(name: str) -> Study:
 
 
 def measure(name: str, study: Study, setup: Setup, results: Results) -> None:
-    """Measure all points that are not there yet; keep what is there, whatever happens.
-
-    Prints how far it is: a progress bar on a terminal, lines elsewhere.
-    """
+    """Measure all points that are not there yet; keep what is there, whatever happens."""
     points, started = study.points(setup), time.perf_counter()
     missing = [point for point in points if not results.has(point)]
     kept = len(points) - len(missing)
-    told = started
-    with tqdm(total=len(points), initial=kept, desc=name, unit="point", leave=False, disable=None) as bar:
-        if bar.disable and missing:
-            print(f"{name:12s} {len(missing)} points to measure", flush=True)
-        for number, (point, rows) in enumerate(study.take(missing, setup), 1):
+    with Progress(name, missing, kept) as progress:
+        for point, rows in study.take(missing, setup):
             results.add(point, rows)
-            bar.update()
-            now = time.perf_counter()
-            if bar.disable and now - told >= PERIOD:
-                print(f"{name:12s} {number} of {len(missing)} points after {now - started:.0f} s", flush=True)
-                told = now
+            progress.passed()
     there = f", {kept} were there" if kept else ""
     print(f"{name:12s} {len(missing)} points in {time.perf_counter() - started:.0f} s{there}", flush=True)
 
@@ -131,8 +116,10 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted: the same command goes on from here", file=sys.stderr)
         raise
-    print("drawing the page", flush=True)
-    parts = [part_of(name, study_of(name), out / name) for name in STUDIES]
+    parts = []
+    for name in STUDIES:
+        print(f"drawing      {name}", flush=True)
+        parts.append(part_of(name, study_of(name), out / name))
     for part in parts:
         if part.machine:
             page.write_markdown(part)

@@ -24,7 +24,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     result = Section()
     totals = rows[rows.layer == TOTAL]
     goals = totals[totals.method == GOAL].astype({"dense_bytes": int, "file_bytes": int})
-    result.findings += [_goal(run, setup) for run in goals.itertuples()]
+    result.find(None, *(_goal(run, setup) for run in goals.itertuples()))
     for name, mine in _networks(totals):
         _rates(name, mine, setup, result)
     for name, mine in _networks(rows[rows.method == SCAN]):
@@ -99,7 +99,7 @@ def _rates(name: str, rows: pd.DataFrame, setup: Setup, result: Section) -> None
     result.figures.append(Figure(figures.save(figure, setup.folder, _file("rates", rows)), caption))
     if set(rows.method) >= set(CURVES):
         said = "; ".join(_smallest(method, rows[rows.method == method], before) for method in CURVES)
-        result.findings.append(f"{name}, at most {LOSS:g} of accuracy lost: {said}.")
+        result.find(_file("rates", rows), f"{name}, at most {LOSS:g} of accuracy lost: {said}.")
 
 
 def _smallest(method: str, curve: pd.DataFrame, before: float) -> str:
@@ -129,9 +129,10 @@ def _scan(name: str, rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     result.figures.append(Figure(figures.save(figure, setup.folder, _file("sensitivity", rows)), caption))
     needed = {layer: _needed(curve) for layer, curve in rows.groupby("layer")}
     said = ", ".join(f"{layer} {100 * kept:g} %" for layer, kept in needed.items())
-    result.findings.append(
+    result.find(
+        _file("sensitivity", rows),
         f"{name}, each layer pruned alone and nothing trained again: at most {LOSS:g} of accuracy is lost "
-        f"while there stay, of {said}."
+        f"while there stay, of {said}.",
     )
 
 

@@ -159,10 +159,11 @@ def _precisions(last: pd.DataFrame, column: str, label: str, setup: Setup, name:
 def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     last, epochs = _last(rows), rows.epoch.max()
     best = last.loc[last.validation_precision.idxmax()]
-    result.findings.append(
+    result.find(
+        "rates",
         f"After {epochs} epochs the best of {len(last)} runs, learning rate {best.lr:g} with {best.hidden} "
         f"hidden units, has a validation precision of {best.validation_precision:.3f} and a test precision "
-        f"of {best.test_precision:.3f}."
+        f"of {best.test_precision:.3f}.",
     )
     caption = (
         f"Validation precision after {epochs} epochs over learning rate and hidden size, batch "
@@ -179,7 +180,8 @@ def _curves(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     figure, axes = figures.canvas()
     for number, (rate, run) in enumerate(rows.groupby("lr")):
         axes.plot(run.epoch, run.loss, label=f"{rate:g}", **figures.style(number), markevery=0.2)
-    axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    axes.set(xlabel="epoch", ylabel="training loss")
+    figures.plain_log(axes, "y")
     figure.legend(title="learning rate", loc="outside upper center", ncols=5)
     caption = (
         f"Mean training loss of each epoch, {BASE['hidden']} hidden units, batch {BASE['batch']}: a curve "
@@ -192,9 +194,7 @@ def _speed(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     """Epochs until the validation set is known well."""
     there = rows[rows.validation_precision >= GOOD].groupby(["hidden", "lr"], as_index=False).epoch.min()
     if not len(there):
-        result.findings.append(
-            f"No run reached a validation precision of {GOOD} in {rows.epoch.max()} epochs."
-        )
+        result.find("rates", f"No run reached a validation precision of {GOOD} in {rows.epoch.max()} epochs.")
         return
     fastest = there.loc[there.groupby("hidden").epoch.idxmin()]
     table = fastest.rename(
@@ -204,14 +204,16 @@ def _speed(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         Table(f"The learning rate that reaches a validation precision of {GOOD} first.", table)
     )
     first = there.loc[there.epoch.idxmin()]
-    result.findings.append(
+    result.find(
+        "speed",
         f"Validation precision {GOOD} is reached first by learning rate {first.lr:g} with {first.hidden:.0f} "
-        f"hidden units, in {first.epoch:.0f} epoch(s)."
+        f"hidden units, in {first.epoch:.0f} epoch(s).",
     )
     figure, axes = figures.canvas()
     for number, (hidden, run) in enumerate(there.groupby("hidden")):
         axes.plot(run.lr, run.epoch, label=f"{hidden}", **figures.style(number))
-    axes.set(xlabel="learning rate", ylabel=f"epochs to precision {GOOD}", xscale="log")
+    axes.set(xlabel="learning rate", ylabel=f"epochs to precision {GOOD}")
+    figures.plain_log(axes, "x")
     axes.set_ylim(bottom=0)
     figure.legend(title="hidden units", loc="outside upper center", ncols=4)
     caption = (
@@ -225,10 +227,11 @@ def _batches(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     last = _last(rows)
     best = last.loc[last.groupby("batch").validation_precision.idxmax()]
     small, large = best.iloc[0], best.iloc[-1]
-    result.findings.append(
+    result.find(
+        "batches",
         f"After as many epochs batch {small.batch:.0f} gets furthest with learning rate {small.lr:g} "
         f"(validation precision {small.validation_precision:.3f}), batch {large.batch:.0f} with {large.lr:g} "
-        f"({large.validation_precision:.3f})."
+        f"({large.validation_precision:.3f}).",
     )
     caption = (
         f"Validation precision after {rows.epoch.max()} epochs over learning rate and batch, "
@@ -247,12 +250,14 @@ def _overfitting(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         turn = run.loc[run.validation_loss.idxmin()]
         axes.plot(turn.epoch, turn.validation_loss, "v", color=colour, markersize=11)
         end = run.iloc[-1]
-        result.findings.append(
+        result.find(
+            "overfitting",
             f"With {hidden} hidden units, batch {run.batch.iloc[0]}, the validation loss is least after "
             f"epoch {turn.epoch:.0f} of {end.epoch} ({turn.validation_loss:.3f}; at the end "
-            f"{end.validation_loss:.3f}, of training {end.loss:.4f})."
+            f"{end.validation_loss:.3f}, of training {end.loss:.4f}).",
         )
-    axes.set(xlabel="epoch", ylabel="loss", yscale="log")
+    axes.set(xlabel="epoch", ylabel="loss")
+    figures.plain_log(axes, "y")
     axes.legend()
     caption = (
         "Where training begins to learn its samples by heart: training and validation loss over the epochs, "

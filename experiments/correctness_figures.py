@@ -120,7 +120,7 @@ def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         "float64 (dashed, open). Dotted: the tolerances of --check for each of them."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "growth"), caption))
-    result.findings += [*_levels(rows), *_factors(rows), *_saturated(rows)]
+    result.find("growth", *_levels(rows), *_factors(rows), *_saturated(rows))
 
 
 def _precision_over_rates(ends: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -204,7 +204,7 @@ def _tolerances(ends: pd.DataFrame, setup: Setup, result: Section) -> None:
     ]
     text = f"Within the tolerance of --check end {' and '.join(words)}"
     rates = ", ".join(f"{rate:g}" for rate in sorted(ends.lr[~within].unique()))
-    result.findings.append(f"{text}; the others have learning rate {rates}." if rates else f"{text}.")
+    result.find("ends", f"{text}; the others have learning rate {rates}." if rates else f"{text}.")
 
 
 def _precision(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -221,7 +221,7 @@ def _precision(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         "each run and epoch after which they were compared."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "precision"), caption))
-    result.findings += _agreement(rows)
+    result.find("precision", *_agreement(rows))
 
 
 def _agreement(rows: pd.DataFrame) -> list[str]:
@@ -265,7 +265,7 @@ def _ends(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         f"rates {BASE['lr']:g} (circles) and {CHAOTIC:g} (triangles). Dotted: the tolerances of --check."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "ends"), caption, wide=True))
-    result.findings += [*_over_hidden(hidden), *_over_ranks(ranks[ranks.lr == BASE["lr"]])]
+    result.find("ends", *_over_hidden(hidden), *_over_ranks(ranks[ranks.lr == BASE["lr"]]))
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
@@ -311,9 +311,10 @@ def _graded(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     result.figures.append(Figure(_draw_graded(rows, setup), caption))
     table = ends[[*GRADED_COLUMNS]].rename(columns=GRADED_COLUMNS)
     result.tables.append(Table(f"Where the course's graded runs end: {what}.", table))
-    result.findings.append(
+    result.find(
+        "graded",
         f"The course's graded runs end with differences of up to {' and '.join(_by_dtype(ends, _largest))}, "
-        f"and with a precision that differs from the reference's by {_apart(ends).max():.3f} at most."
+        f"and with a precision that differs from the reference's by {_apart(ends).max():.3f} at most.",
     )
 
 
@@ -330,8 +331,9 @@ def _draw_graded(rows: pd.DataFrame, setup: Setup) -> str:
 
 
 def _emulated(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
-    result.findings.append(
+    result.find(
+        None,
         f"Of weights that the CUDA kernels trained, emulated, 784-{rows.hidden.iloc[0]}-10, on up to "
         f"{amount(rows.ranks.max(), 'rank')}, the difference after {rows.steps.max():.0f} steps is "
-        f"{' and '.join(_by_dtype(rows, _largest))}."
+        f"{' and '.join(_by_dtype(rows, _largest))}.",
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bench import exchange as bench
 from bench.timing import ROUNDS, Times
 from experiments import figures, jobs
+from experiments.noise import noisy
 from experiments.study import FAILED, Figure, Point, Row, Section, Setup, Table, Taken
 
 if TYPE_CHECKING:
@@ -130,21 +131,24 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
         mine = rows[rows.ranks == ranks]
         where = f"{ranks} GPUs" if mine.device.iloc[0] == "cuda" else f"{ranks} ranks on the CPU"
         ways = [way for way in (*bench.WAYS, NCCL) if way in set(mine.way)]
-        times, rates = (
-            mine.pivot(index="bytes", columns="way", values=name)[ways] for name in ("us", "gbps")
+        times, least, most, rates = (
+            mine.pivot(index="bytes", columns="way", values=name)[ways]
+            for name in ("us", "least", "most", "gbps")
         )
+        ends = least, most
         if ranks == rows.ranks.max():
             _against_nccl(times, where, result)
             _through_mpi(times, where, result)
             _ours(times, where, result)
-            _draw_times(times, where, "times", setup, result)
-            _draw_rates(rates, where, setup, result)
+            result.find("times", *noisy(mine.least, mine.us, mine.most))
+            _draw_times(times, ends, where, "times", setup, result)
+            _draw_rates(rates, [rates * times / end for end in (most, least)], where, setup, result)
             table = times.rename(index=size_name).rename_axis("size").reset_index()
             caption = f"Microseconds of sum, update and spread, {where}{_of_nccl(times)}."
             result.tables.append(Table(caption, table))
         else:
             _more_ranks(rows, ranks, result)
-            _draw_times(times, where, "times-of-two", setup, result)
+            _draw_times(times, ends, where, "times-of-two", setup, result)
     return result
 
 
@@ -162,9 +166,10 @@ def _against_nccl(times: pd.DataFrame, where: str, result: Section) -> None:
         if nbytes in both.index:
             peer, nccl = both.loc[nbytes]
             rate = f" ({nbytes / peer * 1e-3:.3g} GB/s)" if nbytes == LARGE else ""
-            result.findings.append(
+            result.find(
+                "times",
                 f"{size_name(nbytes)} ({what}), {where}: peer sums, updates and spreads in {peer:.4g} us"
-                f"{rate}; NCCL's sum alone takes {nccl:.4g} us, {nccl / peer:.2f} times as long."
+                f"{rate}; NCCL's sum alone takes {nccl:.4g} us, {nccl / peer:.2f} times as long.",
             )
 
 
@@ -179,7 +184,7 @@ def _through_mpi(times: pd.DataFrame, where: str, result: Section) -> None:
         for way, group in groupby(fastest.items(), key=lambda pair: pair[1])
     ]
     said = "; ".join(f"{way} {_segment(names)}" for way, names in segments)
-    result.findings.append(f"The fastest way through MPI, {where}: {said}.")
+    result.find("times", f"The fastest way through MPI, {where}: {said}.")
 
 
 def _segment(names: Sequence[str]) -> str:
@@ -193,10 +198,11 @@ def _ours(times: pd.DataFrame, where: str, result: Section) -> None:
         if nbytes in ours.index and ours.shape[1] > 1:
             here = ours.loc[nbytes]
             best, worst = here.idxmin(), here.idxmax()
-            result.findings.append(
+            result.find(
+                "times",
                 f"{size_name(nbytes)}{what}, {where}: {best} is the fastest way, {here[best]:.4g} us "
                 f"({nbytes / here[best] * 1e-3:.3g} GB/s); {worst} takes {here[worst] / here[best]:.3g} "
-                "times as long."
+                "times as long.",
             )
 
 
@@ -207,27 +213,33 @@ def _more_ranks(rows: pd.DataFrame, few: int, result: Section) -> None:
     both = here.pivot(index="way", columns="ranks", values="us").reindex(columns=[few, most]).dropna()
     parts = [f"{way} {both.loc[way, few]:.4g} and {both.loc[way, most]:.4g} us" for way in both.index]
     if parts:
-        result.findings.append(f"{size_name(NETWORK)} among {few} and among {most} GPUs: {'; '.join(parts)}.")
+        result.find("times", f"{size_name(NETWORK)} among {few} and among {most} GPUs: {'; '.join(parts)}.")
 
 
-def _draw_times(times: pd.DataFrame, where: str, name: str, setup: Setup, result: Section) -> None:
+Ends = Sequence["pd.DataFrame"]
+"""The least and the largest of the repeats of each value."""
+
+
+def _draw_times(
+    times: pd.DataFrame, ends: Ends, where: str, name: str, setup: Setup, result: Section
+) -> None:
     figure, axes = figures.canvas()
-    _curves(axes, times)
+    _curves(axes, times, ends)
     axes.set(ylabel="time of a step, us")
     figures.plain_log(axes, "y")
     figure.legend(loc="outside upper center", ncols=4)
     caption = (
         f"Time to sum gradients, update parameters and spread them, {where}, over the bytes of gradients"
         f"{_of_nccl(times)}. Medians of {ROUNDS} repetitions, of {bench.LEAST_ROUNDS} or more where those "
-        f"would take longer than {LONGEST:g} s; the dotted line is at {size_name(NETWORK)}, all gradients of "
-        "784-512-10."
+        f"would take longer than {LONGEST:g} s; bars reach from the least to the largest. The dotted line "
+        f"is at {size_name(NETWORK)}, all gradients of 784-512-10."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, name), caption))
 
 
-def _draw_rates(rates: pd.DataFrame, where: str, setup: Setup, result: Section) -> None:
+def _draw_rates(rates: pd.DataFrame, ends: Ends, where: str, setup: Setup, result: Section) -> None:
     figure, axes = figures.canvas()
-    _curves(axes, rates)
+    _curves(axes, rates, ends)
     axes.set(ylabel="bytes over time, GB/s")
     figures.plain_log(axes, "y")
     figure.legend(loc="outside upper center", ncols=4)
@@ -243,12 +255,14 @@ def _of_nccl(table: pd.DataFrame) -> str:
     return " (NCCL: the sum alone)" if NCCL in table else ""
 
 
-def _curves(axes: Axes, values: pd.DataFrame) -> None:
-    """Draw a curve for each way over the bytes, its look the same in all figures."""
+def _curves(axes: Axes, values: pd.DataFrame, ends: Ends) -> None:
+    """Draw a curve for each way over the bytes, its look the same in all figures; bars from end to end."""
     order = (*bench.WAYS, NCCL)
     for way in values:
         curve = values[way].dropna()
         axes.plot(curve.index, curve, label=way, **figures.style(order.index(way)))
+        least, most = (table[way].dropna() for table in ends)
+        figures.error_bars(axes, curve.index, least, curve, most, order.index(way))
     axes.axvline(NETWORK, color="#777777", linestyle=":")
     axes.set(xlabel="gradients", xscale="log")
     ticks = [nbytes for nbytes in values.index if nbytes != NETWORK]

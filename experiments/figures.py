@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-"""Of Okabe and Ito, 2008 (grey for yellow, which white paper swallows)."""
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#332288", "#882255", "#999933", "#8C564B", "#999999"),
+)
+"""Of Okabe and Ito, 2008 (grey for yellow, which white paper swallows), then darker ones of Tol, 2021."""
 
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")
@@ -77,6 +80,14 @@ def repeats(axes: Axes, values: Mapping[Any, Sequence[float]], number: int, labe
     axes.errorbar(list(values), means, errors, fmt="_", color=colour, capsize=4, elinewidth=1.5, markersize=9)
 
 
+def error_bars(axes: Axes, x: Any, least: Any, middle: Any, most: Any, number: int) -> None:
+    """Draw bars from the least to the largest of the repeats of each median of the curve of that number."""
+    around = [middle - least, most - middle]
+    axes.errorbar(
+        x, middle, around, fmt="none", ecolor=style(number)["color"], elinewidth=1.2, capsize=3, alpha=0.7
+    )
+
+
 def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:
     """Set ticks at these values, as they are or under these names, on a logarithmic axis."""
     from matplotlib.ticker import NullFormatter
@@ -87,7 +98,7 @@ def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | No
 
 
 def plain_log(axes: Axes, axis: str) -> None:
-    """Make the axis logarithmic, with plain numbers: powers of ten, in a narrow range 2 and 5 times them too.
+    """Make the axis logarithmic, with plain numbers: 1, 2, 5, 10, ..; over a wide range powers of ten alone.
 
     To be called when the curves are drawn.
     """
@@ -105,10 +116,19 @@ def save(figure: Canvas, folder: Path, name: str) -> str:
     """Save as a PNG in this folder; return the file's name."""
     from matplotlib import pyplot
 
+    for axes in figure.axes:
+        _unjoin_pairs(axes)
     file = f"{name}.png"
     figure.savefig(folder / file, dpi=150)
     pyplot.close(figure)
     return file
+
+
+def _unjoin_pairs(axes: Axes) -> None:
+    """Take away the line between two marked points: it would say more than was measured."""
+    for line in axes.lines:
+        if len(line.get_xdata()) == 2 and line.get_marker() not in ("", " ", "None", None):
+            line.set_linestyle("")
 
 
 def heatmap(axes: Axes, values: pd.DataFrame, format: str, label: str, **settings: Any) -> None:

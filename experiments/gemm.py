@@ -12,8 +12,9 @@ import numpy as np
 
 from bench import cublas, gemm
 from bench.gemm import AUTO_TF32, PRODUCTS, Contender, Operands, Product, Result
-from bench.timing import alternate
+from bench.timing import Times, alternate
 from experiments import figures, jobs
+from experiments.noise import noisy
 from experiments.study import FAILED, Figure, Point, Row, Section, Setup, Table, Taken
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from pyrt.clock import StreamClock, Work
@@ -32,7 +33,10 @@ QUESTION = (
     "cuBLAS, and how large are its errors? Each is compared with a float64 product first and then timed, in "
     "turns with the others, on squares and on the products of the course's network; all operands are float32."
 )
-COLUMNS = ("product", "M", "N", "K", "device", "version", "math", "us", "tflops", "error", "error01")
+COLUMNS = (
+    *("product", "M", "N", "K", "device", "version", "math"),
+    *("us", "least_us", "most_us", "tflops", "error", "error01"),
+)
 
 SQUARE, EMULATED = "square", "emulated"
 """Names of products that are not the network's."""
@@ -162,11 +166,12 @@ def _row(product: Product, version: str, math: str, result: Result) -> Row:
     row["error01"] = result.errors["[0, 1)"]
     if result.times is None:
         return {**row, FAILED: f"{version}: its result is wrong"}
-    return {**row, **_speed(product, result.times.median)}
+    return {**row, **_speed(product, result.times)}
 
 
-def _speed(product: Product, us: float) -> Row:
-    return {"us": us, "tflops": product.flops / us * 1e-6}
+def _speed(product: Product, us: Times) -> Row:
+    tflops = product.flops / us.median * 1e-6
+    return {"us": us.median, "least_us": us.least, "most_us": us.most, "tflops": tflops}
 
 
 def _on_cpu(product: Product) -> list[Row]:
@@ -183,7 +188,7 @@ def _on_cpu(product: Product) -> list[Row]:
     times = alternate({name: partial(clock.seconds, work) for name, work in works.items()}, ROUNDS["cpu"])
     return [
         _row(product, SINGLE, "float32", Result(errors[SINGLE], times[SINGLE])),
-        {"version": DOUBLE, "math": "float64", **_speed(product, times[DOUBLE].median)},
+        {"version": DOUBLE, "math": "float64", **_speed(product, times[DOUBLE])},
     ]
 
 
@@ -241,10 +246,15 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     return result
 
 
-def _style(version: str) -> dict[str, str]:
-    """Return one style for all figures; NumPy has cuBLAS's, for which it stands."""
+def _place(version: str) -> int:
+    """Return its place in the order of all; NumPy has cuBLAS's, for which it stands."""
     as_cublas = dict(zip(NUMPY, (RIVAL, "cuBLAS tf32"), strict=True))
-    return figures.style(ORDER.index(as_cublas.get(version, version)))
+    return ORDER.index(as_cublas.get(version, version))
+
+
+def _style(version: str) -> dict[str, str]:
+    """Return one style for all figures."""
+    return figures.style(_place(version))
 
 
 def _unit(rows: pd.DataFrame) -> tuple[str, float]:
@@ -264,20 +274,24 @@ def _squares(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     for arithmetic, mine in rows[rows.version != "auto"].groupby("math", sort=False):
         best = mine.loc[mine.groupby("version").tflops.idxmax()].nlargest(3, "tflops")
         tops = [f"{row.version} {row.tflops * scale:.3g} {unit} (N = {row.N})" for row in best.itertuples()]
-        result.findings.append(f"The fastest on squares in {arithmetic}: {', '.join(tops)}.")
+        result.find("speed", f"The fastest on squares in {arithmetic}: {', '.join(tops)}.")
     if RIVAL in speeds:
         _passing(speeds, result)
+    result.find("speed", *noisy(rows.least_us, rows.us, rows.most_us))
     figure, axes = figures.canvas()
     for version in speeds.drop(columns="auto", errors="ignore"):
         curve = speeds[version].dropna()
         axes.plot(curve.index, curve * scale, label=version, **_style(version))
+        mine = rows[rows.version == version].set_index("N").loc[curve.index]
+        least, most = (curve * mine.us / end * scale for end in (mine.most_us, mine.least_us))
+        figures.error_bars(axes, curve.index, least, curve * scale, most, _place(version))
     axes.set(xlabel="N", ylabel=unit, xscale="log")
     figures.plain_ticks(axes, "x", list(speeds.index))
     figures.plain_log(axes, "y")
     figure.legend(loc="outside upper center", ncols=3)
     caption = (
         "Speed of products of N x N matrices, the second one transposed: 2 N^3 flops over the median of "
-        f"{ROUNDS[setup.device]} repetitions, taken in turns."
+        f"{ROUNDS[setup.device]} repetitions, taken in turns; bars reach from the least to the largest."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "speed"), caption))
 
@@ -293,7 +307,7 @@ def _passing(speeds: pd.DataFrame, result: Section) -> None:
             best = factors[version].idxmax()
             most = f"most at N = {best}, {factors[version].max():.2f} times as fast"
             passing.append(f"{version} at {sizes} from N = {sides.min()} on ({most})")
-    result.findings.append(f"Squares on which ours passes {RIVAL}: {'; '.join(passing) or 'none'}.")
+    result.find("speed", f"Squares on which ours passes {RIVAL}: {'; '.join(passing) or 'none'}.")
 
 
 def _network(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -333,9 +347,10 @@ def _name(row: Row) -> str:
 def _against_cublas(factors: pd.Series, result: Section) -> None:
     slowest, fastest = (name.replace("\n", ", ") for name in (factors.idxmin(), factors.idxmax()))
     mean = math.exp(np.log(factors).mean())
-    result.findings.append(
+    result.find(
+        "products",
         f"On {len(factors)} products of the network auto is {factors.min():.2f} ({slowest}) to "
-        f"{factors.max():.2f} ({fastest}) times as fast as {RIVAL}, {mean:.2f} times in the geometric mean."
+        f"{factors.max():.2f} ({fastest}) times as fast as {RIVAL}, {mean:.2f} times in the geometric mean.",
     )
 
 
@@ -366,15 +381,16 @@ def _errors(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         parts = [
             f"{version} {worst[version]:.1e}" for version in (*SHOWN, "mma", "naive") if version in worst
         ]
-        result.findings.append(
+        result.find(
+            "errors",
             "The largest errors over all products, relative to the largest element, normal data: "
-            f"{', '.join(parts)}."
+            f"{', '.join(parts)}.",
         )
     curves = [*_curves(real[real["product"] == SQUARE]), *_curves(emulated)]
     if len(emulated):
         K, said = emulated.K.max(), _curves(emulated)
         parts = [f"{' / '.join(curve.versions)} {curve.errors[K]:.1e}" for curve in said]
-        result.findings.append(f"The kernels' errors on the emulated device at K = {K}: {'; '.join(parts)}.")
+        result.find("errors", f"The kernels' errors on the emulated device at K = {K}: {'; '.join(parts)}.")
     if curves:
         _draw_errors(curves, len(emulated) > 0, setup, result)
 

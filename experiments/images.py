@@ -152,7 +152,8 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     if len(rows):
         ends = ends_of(rows)
         later = ends[ends.start != FIRST]
-        result.findings += [*_goal(ends), *_augmented(later), *_maths(later), *_nets(later)]
+        result.find("accuracy", *_goal(ends))
+        result.find("ends", *_augmented(later), *_maths(later), *_nets(later))
         _curves(rows, setup, result)
         _ends(later, setup, result)
         result.tables.append(_table(ends))

@@ -119,7 +119,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
             continue
         fit = (laws.amdahl if kind == STRONG else laws.gustafson)(times)
         _draw_scaling(kind, times, fit, setup, result)
-        result.findings.append(_scaling_finding(kind, times, fit, law))
+        result.find(kind, _scaling_finding(kind, times, fit, law))
         result.tables.append(_table(kind, times, number))
     _draw_iterations(rows[rows.kind == STRONG], setup, result)
     return result
@@ -145,13 +145,13 @@ def _scaling_finding(kind: str, times: laws.Times, fit: laws.Fit, law: str) -> s
     one = f"ten iterations take {_mean(times[1]):.2f} s on one rank"
     work = f"{SAMPLES[kind]:,} samples{' a rank' if kind == WEAK else ''}"
     if not ranks:
-        return f"{kind.capitalize()} scaling, {work}: {one}; there is no core for more ranks (figure {kind})."
+        return f"{kind.capitalize()} scaling, {work}: {one}; there is no core for more ranks."
     seconds = listed(f"{_mean(times[p]):.2f}" for p in ranks)
     speed = listed(f"{gain(kind, times, p):.2f}" for p in ranks)
     name = "speed-up" if kind == STRONG else "scaled speed-up"
     text = (
         f"{kind.capitalize()} scaling, {work}: {one}, {seconds} s on {listed(ranks)}; {name} {speed}. "
-        f"{law}'s law gives {fit} (figure {kind})."
+        f"{law}'s law gives {fit}."
     )
     known = [p for p in ranks if p in PUBLISHED]
     if kind == STRONG and known:
@@ -220,13 +220,13 @@ def _draw_iterations(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     first, last = rows[rows.iteration == 1], rows[rows.iteration == ITERATIONS]
     spread = _relative_spread(rows[rows.ranks == rows.ranks.min()])
     text = f"The cost falls from {first.cost.mean():.3f} in the first iteration to "
-    text += f"{last.cost.mean():.3f} in the last (figure iterations)."
+    text += f"{last.cost.mean():.3f} in the last."
     if spread > NOISY:
         text += (
             f" Iterations of the same work differ by {100 * spread:.0f} % (standard deviation over mean): "
             "on so noisy a machine none of these times can tell small differences."
         )
-    result.findings.append(text)
+    result.find("iterations", text)
 
 
 NOISY = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
+from experiments.glossary import Linker, anchor
 from experiments.study import Section
 from nn.files.write import write_whole
 
@@ -46,17 +47,30 @@ def write(path: Path, parts: Sequence[Part]) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    linkers = {part.name: Linker(part.name) for part in parts}
     environment.filters["cell"] = cell
+    environment.filters["anchor"] = anchor
+    environment.filters["linked"] = lambda text, part: linkers[part.name].linked(text)
+    environment.globals["glossary"] = lambda: _used(linkers.values())
     text = environment.get_template("page.html").render(parts=parts, common=common, image=_image)
     write_whole("--out", path, lambda file: file.write(text.encode()))
+
+
+def _used(linkers: Iterable[Linker]) -> dict[str, str]:
+    """Return the terms that the sections have linked, by name, and their meanings."""
+    found = {term: meaning for linker in linkers for term, meaning in linker.used.items()}
+    return dict(sorted(found.items()))
 
 
 def write_markdown(part: Part) -> None:
     """Write the section beside its figures, for people who read files."""
     section = part.section
-    lines = [f"# {part.title}", part.question, *(f"- {finding}" for finding in section.findings)]
+    lines = [f"# {part.title}", part.question, *(f"- {finding.said}" for finding in section.findings)]
     lines += [f"- missing: {reason}" for reason in part.missing]
-    lines += [f"![{figure.caption}]({figure.file})\n\n{figure.caption}" for figure in section.figures]
+    lines += [
+        f"![{figure.caption}]({figure.file})\n\n**Figure {figure.name}.** {figure.caption}"
+        for figure in section.figures
+    ]
     for table in section.tables:
         rows = [[cell(value) for value in row] for row in table.rows.itertuples(index=False)]
         body = tabulate(rows, headers=list(table.rows.columns), tablefmt="github", disable_numparse=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from bench.plans import CLOSE
 from experiments import figures
+from experiments.noise import noisy
 from experiments.plans_points import COUNTED, DATA, FAMILIES, FILES, FORK_AND_JOIN, HERE, MAP, MODEL, TIMED
 from experiments.study import Figure, Section, Setup, Table
 
@@ -81,6 +82,13 @@ def relative(rows: pd.DataFrame, family: str, column: str) -> pd.Series:
     return (least / rows[rows.family == DATA].groupby("batch")[column].min()).dropna()
 
 
+def _end(timed: pd.DataFrame, family: str, column: str) -> pd.Series:
+    """Return an end of the repeats of the family's fastest plan over the median of data, by batch."""
+    mine = timed[timed.family == family]
+    best = mine.loc[mine.groupby("batch").measured_us.idxmin()].set_index("batch")[column]
+    return best / timed[timed.family == DATA].groupby("batch").measured_us.min()
+
+
 def _ranks(rows: pd.DataFrame) -> str:
     """Name ranks and card."""
     first = rows.iloc[0]
@@ -105,10 +113,14 @@ def _plain_logarithms(axes: Axes, x: list[Any], room: float = 1.0) -> None:
     """Plain numbers at both axes, and room for a legend at the top, ``room`` times the largest value."""
     figures.plain_ticks(axes, "x", x)
     low, high = axes.get_ylim()
-    leading = (1, 2, 5) if high < 100 * low else (1, 3)
+    leading = (1, 2, 5) if high < 300 * low else (1,)
     steps = [step * 10.0**power for power in range(-6, 7) for step in leading]
     figures.plain_ticks(axes, "y", [step for step in steps if low <= step <= high])
     axes.set_ylim(low, high * room)
+
+
+def _map_name(rows: pd.DataFrame) -> str:
+    return f"map_{rows.rates.iloc[0]}"
 
 
 def _map(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -116,12 +128,13 @@ def _map(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Section)
     best, machine = best_of(rows, "predicted_us"), _machine(rows)
     counts = best.family.value_counts()
     wins = ", ".join(f"{family} in {counts.get(family, 0)}" for family in FAMILIES)
-    result.findings.append(
+    result.find(
+        _map_name(rows),
         f"{machine}: predicted best is {wins} of {len(best)} cases; by more than {CLOSE:.0%} over data in "
-        f"{(best.gain > 1 + CLOSE).sum()}. Another plan than data is best {borders(best)}."
+        f"{(best.gain > 1 + CLOSE).sum()}. Another plan than data is best {borders(best)}.",
     )
     if best.gain.notna().any():
-        result.findings.append(_most_gained(rows, best))
+        result.find(_map_name(rows), _most_gained(rows, best))
     caption = (
         f"Which plan should be fastest on {machine}, how its ranks are grouped (groups x shards; mixed in "
         "one group: some layers by samples), and how many times as fast as data it is. Below the dashed line "
@@ -135,8 +148,7 @@ def _map(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Section)
             " Framed cells were measured: the plan predicted best was the fastest or within a tenth of it "
             "(solid frame), or it was not (dotted)."
         )
-    name = f"map_{rows.rates.iloc[0]}"
-    result.figures.append(Figure(figures.save(figure, setup.folder, name), caption))
+    result.figures.append(Figure(figures.save(figure, setup.folder, _map_name(rows)), caption))
 
 
 def _most_gained(rows: pd.DataFrame, best: pd.DataFrame) -> str:
@@ -211,7 +223,7 @@ def _frame(axes: Axes, best: pd.DataFrame, timed: pd.DataFrame) -> None:
 def _crossover(rows: pd.DataFrame, timed: pd.DataFrame, setup: Setup, result: Section) -> None:
     """Times of each sort of plan by those of data, of one width of a map."""
     best = best_of(rows, "predicted_us")
-    result.findings += _fork_and_join(rows, best)
+    result.find("crossover", *_fork_and_join(rows, best))
     hidden = _most_changing(best, timed)
     figure, axes = figures.canvas()
     _draw_relative(axes, rows[rows.hidden == hidden], timed[timed.hidden == hidden])
@@ -253,6 +265,8 @@ def _draw_relative(axes: Axes, predicted: pd.DataFrame, timed: pd.DataFrame) -> 
         if len(measured) and family != DATA:
             label = f"{family}, measured"
             axes.plot(measured.index, measured, label=label, markersize=11, **figures.dots(number))
+            least, most = (_end(timed, family, column)[measured.index] for column in ("least_us", "most_us"))
+            figures.error_bars(axes, measured.index, least, measured, most, number)
     axes.set(xlabel="batch, samples", ylabel="step time over that of data", xscale="log", yscale="log")
     _plain_logarithms(axes, sorted(predicted.batch.unique()), room=2.0)
     axes.legend(ncols=2)
@@ -261,7 +275,8 @@ def _draw_relative(axes: Axes, predicted: pd.DataFrame, timed: pd.DataFrame) -> 
 def _times(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     """Predicted beside measured times."""
     cases, machine = judged(rows), _machine(rows)
-    result.findings += [_accuracy(rows, cases), *_most_measured(cases)]
+    result.find("times", _accuracy(rows, cases), *_most_measured(cases))
+    result.find("crossover", *noisy(rows.least_us, rows.measured_us, rows.most_us))
     figure, axes = figures.canvas()
     _draw_times(axes, rows)
     caption = (
@@ -336,11 +351,12 @@ def _bytes(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     """Show what a rank sends, counted and by the formulas."""
     ranks, hidden = rows.planned.iloc[0], rows.hidden.iloc[0]
     same = ((rows.counted == rows.sent) & (rows.counted_messages == rows.messages)).sum()
-    result.findings.append(
+    result.find(
+        "bytes",
         f"Bytes and messages that a rank of {ranks} gives to MPI in a step, counted, are exactly those of "
-        f"the formulas in {same} of {len(rows)} runs (H {hidden}, {rows.plan.nunique()} plans)."
+        f"the formulas in {same} of {len(rows)} runs (H {hidden}, {rows.plan.nunique()} plans).",
     )
-    result.findings += _leanest(rows)
+    result.find("bytes", *_leanest(rows))
     figure, axes = figures.canvas()
     _draw_bytes(axes, rows)
     caption = (

@@ -115,7 +115,7 @@ def _steps(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     runs = {str(rung): run for rung, run in rows.groupby("rung", sort=False)}
     bars = {rung: parts(run) for rung, run in runs.items()}
     walls = {rung: float(run[run.phase == WALL].host_us.sum()) for rung, run in runs.items()}
-    result.findings += [*_bought(bars, walls), _largest(bars)]
+    result.find("step", *_bought(bars, walls), _largest(bars))
     _draw_steps(bars, walls, rows, setup, result)
     result.tables.append(_table(runs, walls))
 
@@ -267,14 +267,17 @@ def _starts(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         str(start): {str(group): us / 1e6 for group, us in run.groupby("group").host_us.sum().items()}
         for start, run in rows.groupby("rung", sort=False)
     }
-    result.findings += [_mostly(start, bar) for start, bar in bars.items()]
+    result.find("start", *(_mostly(start, bar) for start, bar in bars.items()))
     if bars.keys() >= {EMPTY, CACHED}:
         compiled, cached = (bars[start]["kernels"] for start in (EMPTY, CACHED))
-        result.findings.append(
-            f"The first start compiles the kernels, {compiled:.1f} s; later ones find them in {cached:.2f} s."
+        result.find(
+            "start",
+            f"The first start compiles the kernels, {compiled:.1f} s; later ones find them in "
+            f"{cached:.2f} s.",
         )
     figure, axes = figures.canvas()
-    _stack(axes, bars, dict(zip(dict.fromkeys(START_GROUPS.values()), figures.COLOURS, strict=True)))
+    groups = list(dict.fromkeys(START_GROUPS.values()))
+    _stack(axes, bars, dict(zip(groups, figures.COLOURS[: len(groups)], strict=True)))
     axes.set(xlabel="s, from the start of mpirun to the first step")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     ranks = " and ".join(str(count) for count in sorted(set(rows.ranks)))

@@ -69,7 +69,7 @@ def counts(rows: pd.DataFrame, result: Section) -> None:
     counted, counters = rows[rows.kind == COUNTED], rows[rows.kind == COUNTERS]
     if len(counted):
         first = counted.iloc[0]
-        result.findings.append(f"{_agreement(counted, counting.FLOP)} {_agreement(counted, counting.BYTE)}")
+        result.find(None, f"{_agreement(counted, counting.FLOP)} {_agreement(counted, counting.BYTE)}")
         caption = (
             f"A step's flops and bytes as rank 0's list has them, and as a run had them: H = {first.hidden}, "
             f"batch {first.batch}. Products that NumPy is given, copies that the driver makes, bytes that "
@@ -94,11 +94,12 @@ def _hardware(counters: pd.DataFrame, result: Section) -> None:
     ratios = counters.counted / counters.listed
     flops, nbytes = ratios[counters.unit == counting.FLOP], ratios[counters.unit == counting.BYTE]
     most = counters.loc[flops.idxmax()]
-    result.findings.append(
+    result.find(
+        None,
         f"The hardware counts {flops.min():.2f} to {flops.max():.2f} times the listed flops in products "
         f"of the plain tiled kernel (most in {most.what}: tiles reach over the edges of matrices), and "
         f"{nbytes.min():.2f} to {nbytes.max():.2f} times the listed bytes read from memory: what is still in "
-        "the cache is not read, and what tiles share may be read again."
+        "the cache is not read, and what tiles share may be read again.",
     )
     first = counters.iloc[0]
     caption = (
@@ -127,10 +128,11 @@ def _products(steps: pd.DataFrame, setup: Setup, result: Section) -> None:
     rates = product_rates(steps)
     unit = Unit.of(rates.max())
     most, least = steps.loc[rates.idxmax()], steps.loc[rates.idxmin()]
-    result.findings.append(
+    result.find(
+        "products",
         f"P_flops, flops of a step's products by their time on one {'GPU' if setup.gpus else 'core'}: "
         f"{rates.min() / unit.gflop_s:.3g} {unit.name} at H = {least.hidden}, batch {least.batch}, to "
-        f"{rates.max() / unit.gflop_s:.3g} at H = {most.hidden}, batch {most.batch}."
+        f"{rates.max() / unit.gflop_s:.3g} at H = {most.hidden}, batch {most.batch}.",
     )
     figure, axes = figures.canvas()
     for number, (batch, mine) in enumerate(steps.groupby("batch")):
@@ -155,7 +157,7 @@ def _log_ticks(axes: Axes) -> None:
         if high / low < 6:
             axis.set_major_locator(MaxNLocator(5))
         else:
-            subs = (1.0,) if high / low > 300 else (1.0, 3.0) if high / low > 20 else (1.0, 2.0, 5.0)
+            subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0)
             axis.set_major_locator(LogLocator(subs=subs, numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.8g}"))
         axis.set_minor_formatter(NullFormatter())
@@ -184,7 +186,7 @@ def _transfers(transfers: pd.DataFrame, setup: Setup, result: Section) -> None:
     copies = "P_pci" if setup.gpus else "Copies (with no GPU there is no P_pci)"
     if counting.SUM in set(transfers.what):
         copies += " and P_mpi"
-    result.findings.append(f"{copies}, by straight lines through the times: {'; '.join(said)}.")
+    result.find("transfers", f"{copies}, by straight lines through the times: {'; '.join(said)}.")
     gathered = "" if setup.gpus else " Rows are gathered by the same thread, which counts."
     caption = (
         "Effective rates of transfers by themselves, GB/s over their size: copies between host and device, "
@@ -268,9 +270,10 @@ def _hierarchy(known: Known, rows: pd.DataFrame, setup: Setup, result: Section) 
         _panel(axes, known, levels, steps)
         axes.set_title(f"{text}, exchange {steps.way.iloc[0]}" if most > 1 else text, size=14)
         bound = _bound(known, levels, steps).value_counts()
-        result.findings.append(
+        result.find(
+            "hierarchy",
             f"Hierarchical roofline, {amount(most, 'rank')}, {text}: the lowest roof is "
-            f"{', '.join(f'{name} for {count}' for name, count in bound.items())} of {len(steps)} steps."
+            f"{', '.join(f'{name} for {count}' for name, count in bound.items())} of {len(steps)} steps.",
         )
     caption = (
         f"Hierarchical roofline of a step of one of {amount(most, 'rank')}: a roof for each way that bytes "
@@ -332,7 +335,7 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     figure, all_axes = figures.canvas(len(ranks), 2, squeeze=False, sharex=True, sharey=True)
     for row, count in zip(all_axes, ranks, strict=True):
         mine = steps[steps.ranks == count]
-        result.findings.append(_errors(known, mine, ratios))
+        result.find("models", _errors(known, mine, ratios))
         for axes, (name, ratio) in zip(row, ratios.items(), strict=True):
             axes.axhline(1, color="#555555")
             for number, (hidden, curve) in enumerate(mine.groupby("hidden")):

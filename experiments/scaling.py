@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from experiments import figures, jobs, laws
+from experiments.noise import noisy
 from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken, listed
 
 if TYPE_CHECKING:
@@ -236,12 +237,15 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
         there_are = curves(mine)
         strong = [curve for curve in there_are if _is_strong(curve)]
         weak = [curve for curve in there_are if not _is_strong(curve)]
-        result.findings += [_strong_finding(curve) for curve in strong]
+        result.find(f"speed-up-{device}", *(_strong_finding(curve) for curve in strong))
         if strong:
             _draw_speed_ups(strong, device, setup, result)
         if strong and device == "cpu":
-            result.findings.append(_report_finding())
-        result.findings += [_weak_finding(curve) for curve in weak]
+            result.find("speed-up-cpu", _report_finding())
+        result.find(f"efficiency-{device}", *(_weak_finding(curve) for curve in weak))
+        noise = noisy(mine.least_seconds, mine.epoch_seconds, mine.most_seconds)
+        if there_are:
+            result.find(f"efficiency-{device}", *noise)
         if there_are:
             _draw_efficiencies([*strong, *weak], device, setup, result)
         if len(mine):
@@ -261,7 +265,7 @@ def _strong_finding(curve: pd.DataFrame) -> str:
     return (
         f"{_what(curve)}, exchange {curve.taken.iloc[-1]}: {_each(curve, 'gain')} times as fast on "
         f"{_numbers(curve)} ranks as on one (efficiency {_each(curve, 'efficiency')}); Amdahl's law gives "
-        f"{fit}{limit} (figure speed-up-{curve.device.iloc[0]})."
+        f"{fit}{limit}."
     )
 
 
@@ -271,7 +275,7 @@ def _report_finding() -> str:
     return (
         f"The mpi4py report has, for its own network and machine, {listed(f'{gain:.2f}' for gain in gains)} "
         f"on {listed(ranks)} processes: a serial share of {listed(shares)} % of each by itself, which grows "
-        "with them (figure speed-up-cpu)."
+        "with them."
     )
 
 
@@ -281,7 +285,7 @@ def _weak_finding(curve: pd.DataFrame) -> str:
         f"{_what(curve)}, exchange {last.taken}: a step takes {one.step_us:,.0f} us on one rank and "
         f"{last.step_us:,.0f} us on {last.ranks}; the efficiency is {_each(curve, 'efficiency')} on "
         f"{_numbers(curve)}, Gustafson's scaled speed-up {_each(curve, 'gain')}; his law gives "
-        f"{laws.gustafson(_times_of(curve))} (figure efficiency-{one.device})."
+        f"{laws.gustafson(_times_of(curve))}."
     )
 
 

@@ -81,6 +81,11 @@ class Figure:
     wide: bool = False
     """Whether it takes the whole width of the page."""
 
+    @property
+    def name(self) -> str:
+        """The name by which findings call it."""
+        return Path(self.file).stem
+
 
 @dataclass(frozen=True)
 class Table:
@@ -90,19 +95,35 @@ class Table:
     rows: pd.DataFrame
 
 
+class Finding(str):
+    """A sentence for a report, which knows the figure that it is read from; None: a table."""
+
+    figure: str | None
+
+    def __new__(cls, text: str, figure: str | None = None) -> Finding:
+        made = super().__new__(cls, text)
+        made.figure = figure
+        return made
+
+    @property
+    def said(self) -> str:
+        """The sentence with the name of its figure."""
+        where = f"figure {self.figure}" if self.figure else "table"
+        return f"{self.removesuffix('.')} ({where})."
+
+
 @dataclass
 class Section:
     """A study's part of the page, in plain words."""
 
-    findings: list[str] = field(default_factory=list)
-    """A line each: what the numbers say, with the numbers."""
+    findings: list[Finding] = field(default_factory=list)
+    """What the numbers say, with the numbers."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
 
-    def find(self, figure: str | None, *findings: str) -> None:
-        """Add sentences that end with the name of the figure they are read from; None: from a table."""
-        where = f"figure {figure}" if figure else "table"
-        self.findings += [f"{finding.removesuffix('.')} ({where})." for finding in findings]
+    def find(self, figure: str | None, *texts: str) -> None:
+        """Add findings that are read from this figure; None: from a table."""
+        self.findings += [Finding(text, figure) for text in texts]
 
 
 class Study(Protocol):

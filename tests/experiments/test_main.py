@@ -8,9 +8,9 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
-from experiments import STUDIES, __main__
+from experiments import STUDIES, __main__, progress
 from experiments.__main__ import main
-from experiments.study import FAILED, Section
+from experiments.study import FAILED, Finding, Section
 from pyrt.errors import UserError
 
 
@@ -36,7 +36,7 @@ class Counting:
         return [f"no GPU, size {setup.size}"]
 
     def section(self, rows, setup):
-        return Section([f"{len(rows)} rows, {rows.square.sum():.0f} in all."], [])
+        return Section([Finding(f"{len(rows)} rows, {rows.square.sum():.0f} in all.")])
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_study_goes_on_where_it_was_stopped(study, tmp_path, capsys):
     assert main(["--out", str(tmp_path), "--size", "small", "one"]) == 0
     assert study.asked == [0, 1, 1, 2]  # what failed again, too
     text = (tmp_path / "index.html").read_text()
-    assert "2 rows, 4 in all." in text
+    assert "2 rows, 4 in all (table)." in text
     assert "Missing: 1 of its points: odd" in text
     assert "Missing: no GPU, size small" in text
     assert text.count("it was not run") == 1  # the other one
@@ -67,18 +67,28 @@ def test_lines_say_how_far_a_study_is_where_there_is_no_terminal(
     study, tmp_path, capsys, monkeypatch, period, told
 ):
     """As they go: before the first point, then at most one a period."""
-    monkeypatch.setattr(__main__, "PERIOD", period)
+    monkeypatch.setattr(progress, "PERIOD", period)
     study.stop_at = 2
     with pytest.raises(KeyboardInterrupt):
         main(["--out", str(tmp_path), "--size", "small", "one"])
     assert capsys.readouterr().out.startswith("one          3 points to measure\n")
     study.stop_at = None
     main(["--out", str(tmp_path), "--size", "small", "one"])
-    start, *lines, end, drawing, page = capsys.readouterr().out.splitlines()
+    start, *lines, end, one, two, page = capsys.readouterr().out.splitlines()
     assert start == "one          2 points to measure"
     assert [line.split(" points after ")[0].removeprefix("one").strip() for line in lines] == told
     assert re.fullmatch(r"one          2 points in \d+ s, 1 were there", end)
-    assert (drawing, page.split(" is ")[0]) == ("drawing the page", "the page")
+    assert [one, two, page.split(" is ")[0]] == ["drawing      one", "drawing      two", "the page"]
+
+
+def test_a_point_that_takes_long_is_told_while_it_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    told = []
+    with progress.Progress("slow", [{"ranks": 2, "threads": None, "kind": "weak"}], 0):
+        while not any("now" in line for line in told):
+            told += capsys.readouterr().out.splitlines()
+    assert told[0] == "slow         1 point to measure"
+    assert re.fullmatch(r"slow         0 of 1 points after \d+ s; now ranks 2, kind weak", told[1])
 
 
 def test_the_page_can_be_drawn_anew_from_what_was_measured(study, tmp_path):
@@ -87,7 +97,7 @@ def test_the_page_can_be_drawn_anew_from_what_was_measured(study, tmp_path):
     study.asked.clear()
     main(["--out", str(tmp_path), "--draw"])
     assert study.asked == []
-    assert "2 rows, 4 in all." in (tmp_path / "index.html").read_text()
+    assert "2 rows, 4 in all (table)." in (tmp_path / "index.html").read_text()
     about = json.loads((tmp_path / "one" / "machine.json").read_text())
     assert {"CPU", "MPI", "Python", "numpy"} <= about["machine"].keys()
 

@@ -7,7 +7,8 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
-from experiments import figures, page
+from experiments import figures, glossary, page
+from experiments.noise import noisy
 from experiments.study import Figure, Section, Table
 
 
@@ -21,19 +22,41 @@ def part(tmp_path):
     table = Table(
         "Of each rank.", pd.DataFrame({"ranks": [1, 20000], "us": [0.123456, 12345.6], "why": ["", None]})
     )
-    section = Section(["Two ranks are 1.9 times as fast & cheap."], [drawn], [table])
+    section = Section([], [drawn], [table])
+    section.find("steps", "Two ranks are 1.9 times as fast & cheap.")
+    section.find(None, "Ranks have a throughput.")
     return page.Part("speed", "Speed", "How fast?", section, ["no GPU"], {"CPU": "one"}, folder)
 
 
 def test_the_page_needs_no_other_file_and_escapes_what_it_is_told(part, tmp_path):
     page.write(tmp_path / "index.html", [part])
     text = (tmp_path / "index.html").read_text()
-    assert "1.9 times as fast &amp; cheap" in text
+    assert 'as fast &amp; cheap (<a href="#speed-steps">figure steps</a>).' in text
+    assert '<figure id="speed-steps">' in text and "<b>Figure steps.</b>" in text
+    assert re.search("have a <a [^>]*>throughput</a> .table.[.]", text)
     assert "Steps a second &lt;of&gt; ranks." in text
     assert "Missing: no GPU" in text
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert len([source for source in sources if source.startswith("data:image/png;base64,")]) == 1
     assert all(source.startswith(("data:", "#")) for source in sources)
+
+
+def test_terms_are_linked_where_a_section_first_has_them(part, tmp_path):
+    page.write(tmp_path / "index.html", [part])
+    text = (tmp_path / "index.html").read_text()
+    assert 'Two <a class="term" href="#term-rank">ranks</a> are' in text
+    assert text.count('href="#term-rank"') == 1
+    assert '<dt id="term-rank">rank</dt><dd>one process of an MPI job</dd>' in text
+    links = set(re.findall(r'href="#([^"]+)"', text))
+    assert links <= set(re.findall(r'id="([^"]+)"', text))
+
+
+def test_terms_are_whole_words_and_never_within_a_link():
+    linker = glossary.Linker("one")
+    linked = str(linker.linked("Frank's bank-ranks, an all-reduce <rank> (figure rank)"))
+    assert linked.count("<a ") == 3 and "bank-ranks" in linked and "&#39;s" in linked
+    assert '<a href="#one-rank">figure rank</a>' in linked and "&lt;" in linked
+    assert set(linker.used) == {"rank", "all-reduce"}
 
 
 def test_what_all_were_measured_on_is_said_once_and_the_rest_in_its_section(part, tmp_path):
@@ -79,3 +102,32 @@ def test_dots_are_those_of_the_curve_with_no_line_between_them():
         )
         assert (dots.get_color(), dots.get_marker()) == (curve.get_color(), curve.get_marker())
         assert dots.get_linestyle() == "None" != curve.get_linestyle()
+
+
+def test_no_two_curves_look_the_same():
+    looks = [(style["color"], style["marker"]) for style in map(figures.style, range(24))]
+    assert len(set(looks)) == 24 and len(set(figures.COLOURS)) == len(figures.COLOURS)
+
+
+def test_two_points_are_not_joined(tmp_path):
+    canvas, axes = figures.canvas()
+    (two,) = axes.plot([1, 2], [3, 4], **figures.style(0))
+    (three,) = axes.plot([1, 2, 3], [3, 4, 5], **figures.style(1))
+    (ideal,) = axes.plot([1, 2], [1, 2], color="black", linestyle=":")
+    figures.save(canvas, tmp_path, "two")
+    assert [line.get_linestyle() for line in (two, three, ideal)] == ["None", "-", ":"]
+
+
+def test_repeats_are_all_there_with_their_mean(tmp_path):
+    _, axes = figures.canvas()
+    figures.repeats(axes, {1: [1.0, 3.0], 2: [5.0]}, 0, "x")
+    points, means = axes.lines[0], axes.lines[1]
+    assert list(points.get_xdata()) == [1, 1, 2] and list(points.get_ydata()) == [1, 3, 5]
+    assert list(means.get_ydata()) == [2, 5]
+
+
+@pytest.mark.parametrize(("most", "said"), [(1.05, 0), (1.5, 1)])
+def test_a_noisy_machine_is_told(most, said):
+    ones = pd.Series([1.0, 2.0, 3.0])
+    assert len(noisy(ones, ones, most * ones)) == said
+    assert not noisy(pd.Series(dtype=float), pd.Series(dtype=float), pd.Series(dtype=float))

@@ -17,7 +17,7 @@ from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
 SLOW = (
-    *("correctness", "convergence", "compression", "profile", "timeline", "roofline"),
+    *("correctness", "convergence", "digits", "compression", "profile", "timeline", "roofline"),
     *("course_roofline", "plans", "scaling", "mpi4py", "gemm", "asynchronous"),
 )
 """Most of the time; tests/experiments has a file for what each of them works out."""
@@ -28,6 +28,7 @@ RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLO
 FIGURES = {
     "correctness": {"growth", "ends", "graded", "precision", "precision-over-rates"},
     "convergence": {"rates", "curves", "batches", "overfitting", "length", "converged"},
+    "digits": {"digits", "neuron", "templates", "hidden", "activations"},
     "compression": {"rates-lenet-300-100-embedded", "sensitivity-lenet-300-100-embedded"},
     "profile": {"step", "start"},
     "timeline": {"step-blocking", "step-host"},
@@ -79,8 +80,12 @@ def test_the_page_has_every_figure_of_a_study(report, name):
     drawn = {path.stem for path in (report / name).glob("*.png")}
     assert drawn >= FIGURES[name]
     assert section.count("data:image/png;base64,") == len(drawn)
-    assert len(re.findall("<figcaption>[^<]{40,}", section)) == len(drawn)
+    assert len(re.findall("<figcaption><b>Figure [^<]+</b> .{40,}", section)) == len(drawn)
     assert "<li>" in section
+    for finding in re.findall("<li>(.*)</li>", section):
+        assert finding.startswith("Missing: ") or re.search(r"\((<a [^>]*>figure |table\))", finding)
+    for named in re.findall(f'href="#{name}-([^"]+)"', section):
+        assert named in drawn
     assert (report / name / "section.md").read_text().count("![") == len(drawn)
 
 
