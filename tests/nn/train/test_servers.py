@@ -14,12 +14,20 @@ import pytest
 from nn.app.options import Options
 from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
+from nn.input.dataset import Dataset
+from nn.model.dense import Dense
+from nn.model.network import Network
+from nn.optimisers import Sgd
+from nn.train.trainer import Trainer
 from nn.train.training import Diverged
 from nn.train.workers import binned
+from pyrt.devices import open_device
 from pyrt.errors import UserError
 from pyrt.exchange.server import working
 from pyrt.exchange.server.working import WorkingExchange
 from pyrt.job import Job, join
+from pyrt.phases import Phases
+from pyrt.runtime import Runtime
 from tests import few
 from tests.nn.small_runs import outcome, require_passed, saved, using
 from train import train
@@ -148,6 +156,25 @@ def test_no_worker_gets_further_ahead_than_the_bound(
     assert told is not None and told.furthest == staleness
     most = max(len(counts) for counts in told.staleness) - 1
     assert most <= (told.workers - 1) * (2 * staleness + 1)
+
+
+@pytest.mark.parallel([3])
+def test_a_program_of_the_user_trains_step_by_step(job: Job) -> None:
+    """On all ranks, servers too; with the losses that ranks have who sum."""
+    opened = open_device("cpu", job, True)
+    runtime = Runtime(job, opened, Phases(time.perf_counter()))
+    images = np.random.default_rng(0).integers(0, 256, (47, 36)).astype(np.uint8)
+    data = Dataset("noise", images, (np.arange(47) % 3).astype(np.int32), None, None, (6, 6))
+    network = Network((36,), [Dense(17, "tanh"), Dense(3)])
+
+    def losses(**settings: Any) -> list[float]:
+        settings |= {"batch": 20, "val_fraction": 0, "dtype": "float64"}
+        with Trainer(network, Sgd(lr=0.3, momentum=0.9), data, runtime, **settings) as trainer:
+            found = [trainer.step() for _ in range(4)] + [epoch.loss for epoch in trainer.epochs(1)]
+            assert bool(trainer.parameters()) == (job.rank == 0)
+        return found
+
+    assert losses(exchange="server", staleness="0") == pytest.approx(losses(exchange="host"), rel=1e-12)
 
 
 @pytest.mark.parallel([4])

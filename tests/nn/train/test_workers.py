@@ -221,6 +221,20 @@ def test_the_loss_of_an_epoch_is_the_mean_over_all_samples(
     assert (report.asynchronous.least, report.asynchronous.most) == (2, 2)
 
 
+@pytest.mark.parallel([3])
+def test_without_a_barrier_epochs_are_told_where_workers_meet(device: str, job: Job, tmp_path: Path) -> None:
+    """At a rate that changes nothing their losses are those with barriers; the last is validated."""
+    folder: Path = job.comm.bcast(tmp_path)
+    still = using(HOGWILD, device=device, batch=9, lr=1e-30, dtype="float64", samples=43, val_fraction=0.2)
+    expected = train(using(still, exchange="host")).epochs
+    for changes in ({}, {"checkpoint": folder / "c", "checkpoint_every": "7"}):
+        report = train(using(still, epoch_barrier=False, **changes))
+        losses = [epoch.loss for epoch in report.epochs]
+        assert losses == pytest.approx([epoch.loss for epoch in expected], rel=1e-12)
+        scores = [epoch.validation_precision for epoch in report.epochs]
+        assert scores == [None] * (len(expected) - 1) + [expected[-1].validation_precision]
+
+
 @pytest.mark.parallel([2])
 def test_a_resumed_run_goes_on_from_the_shared_parameters(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
