@@ -65,7 +65,7 @@ class Slurm:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         """Start them; what they write is in the folder."""
-        self._cluster, self._folder = cluster, folder
+        self._cluster = cluster
         text = _CONFIGURATION.format(
             folder=folder, last=cluster.nodes - 1, gpus=_GPUS, patient=PATIENT, urgent=URGENT, grace=GRACE
         )
