@@ -85,6 +85,9 @@ class PlainUpdate:
         compute = work.in_numpy()
         return lambda stream: compute()
 
+    def apart(self) -> PlainUpdate:
+        return self
+
     def refresh(self) -> QueueWork:
         from pyrt.exchange import nothing
 

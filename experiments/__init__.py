@@ -8,7 +8,7 @@ device. What is measured runs in jobs of its own (``jobs``), whose ranks run ``w
 from __future__ import annotations
 
 STUDIES = (
-    *("correctness", "convergence", "digits", "images", "compression", "profile", "roofline", "scaling"),
-    *("mpi4py", "plans", "gemm", "exchange"),
+    *("correctness", "convergence", "digits", "images", "compression", "profile", "timeline", "roofline"),
+    *("course_roofline", "scaling", "mpi4py", "plans", "gemm", "exchange", "asynchronous"),
 )
 """In the order of the page."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments import figures, jobs
+from experiments import convergence_length, figures, jobs
 from experiments.study import Figure, Point, Row, Section, Setup, Table, Taken
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ QUESTION = (
 )
 COLUMNS = (
     *("varied", "lr", "hidden", "batch", "epochs", "device"),
-    *("epoch", "loss", "validation_loss", "validation_precision", "test_precision"),
+    *("epoch", "loss", "validation_loss", "validation_precision", "test_precision", "seconds"),
 )
 
 BASE: Point = {"lr": 1.0, "hidden": 128, "batch": 400}
@@ -42,18 +42,25 @@ class Extent(NamedTuple):
     epochs: int
     long: int
     """Epochs of the runs that look for overfitting."""
+    longest: int
+    """Epochs of the runs that converge, with `narrow` hidden layers or with those above."""
+    narrow: tuple[int, ...] = ()
 
 
 EXTENTS = {
-    "small": Extent((1e-3, 1e-1, 1.0, 10.0), (16, 128, 512), (100, 800), 6, 15),
+    "small": Extent((1e-3, 1e-1, 1.0, 10.0), (16, 128, 512), (100, 800), 6, 15, 50, (4, 16, 64)),
     "full": Extent(
         (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0, 10.0),
         (16, 32, 64, 128, 256, 512, 1024, 2048),
         (50, 100, 200, 400, 800, 1600, 3600),
         30,
         200,
+        1000,
     ),
 }
+
+ON_CORES = (4, 8, 16, 32, 64, 128)
+"""Hidden units of the longest runs of the full size without a GPU."""
 
 
 def points(setup: Setup) -> list[Point]:
@@ -75,6 +82,9 @@ def points(setup: Setup) -> list[Point]:
     found += [
         {"varied": "epochs", **long, "hidden": hidden} for hidden in (min(extent.hidden), max(extent.hidden))
     ]
+    longest = {**common, "epochs": extent.longest}
+    widths = extent.narrow or (extent.hidden if setup.gpus else ON_CORES)
+    found += [{"varied": "length", **longest, "hidden": hidden} for hidden in widths]
     return found
 
 
@@ -108,6 +118,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
             "validation_loss": epoch.validation_loss,
             "validation_precision": epoch.validation_precision,
             "test_precision": precision,
+            "seconds": epoch.seconds,
         }
         for epoch in report.epochs
     ]
@@ -119,7 +130,12 @@ def missing(setup: Setup) -> list[str]:
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
     result = Section()
-    for varied, draw in (("rate", _rates), ("batch", _batches), ("epochs", _overfitting)):
+    for varied, draw in (
+        ("rate", _rates),
+        ("batch", _batches),
+        ("epochs", _overfitting),
+        ("length", convergence_length.section),
+    ):
         mine = rows[rows.varied == varied]
         if len(mine):
             draw(mine, setup, result)

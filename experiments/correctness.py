@@ -64,8 +64,8 @@ class Extent(NamedTuple):
 
 
 EXTENTS = {
-    "small": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 128), 10, EMBEDDED),
-    "full": Extent((0.1, 1.0, 4.0, 8.0), (16, 64, 256, 512), 40, GRADED_SAMPLES),
+    "small": Extent((0.01, 0.1, 1.0, 4.0, 8.0), (16, 64, 128), 10, EMBEDDED),
+    "full": Extent((0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0), (16, 64, 256, 512), 40, GRADED_SAMPLES),
 }
 
 

@@ -37,6 +37,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     swept = rows[rows.varied.isin(("rate", "hidden", "ranks"))]
     for part, show in (
         (rows[rows.varied == "rate"], _rates),
+        (_last(rows[rows.varied == "rate"]), _precision_over_rates),
         (_last(rows), _tolerances),
         (rows, _precision),
         (_last(swept), _ends),
@@ -120,6 +121,31 @@ def _rates(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "growth"), caption))
     result.find("growth", *_levels(rows), *_factors(rows), *_saturated(rows))
+
+
+def _precision_over_rates(ends: pd.DataFrame, setup: Setup, result: Section) -> None:
+    """Show the reference's precision and that of what is compared with it over the learning rate."""
+    figure, axes = figures.canvas()
+    curves = {f"{_trained(ends)} {dtype}": (mine, "precision") for dtype, mine in ends.groupby("dtype")}
+    curves["the sequential reference"] = (ends[ends.dtype == ends.dtype.iloc[0]], "reference_precision")
+    for number, (label, (mine, column)) in enumerate(curves.items()):
+        axes.plot(mine.lr, mine[column], label=label, alpha=0.8, **figures.style(number))
+    axes.set(xlabel="learning rate", ylabel="test precision", xscale="log")
+    figures.plain_ticks(axes, "x", sorted(ends.lr.unique()))
+    axes.legend()
+    caption = (
+        f"Test precision after {ends.epochs.iloc[0]} epochs over the learning rate: of {_trained(ends)} "
+        "training in both dtypes, and of the sequential reference on the CPU (NumPy, float64)."
+    )
+    result.figures.append(Figure(figures.save(figure, setup.folder, "precision-over-rates"), caption))
+    apart, best = _apart(ends), ends.loc[ends.reference_precision.idxmax()]
+    result.find(
+        "precision-over-rates",
+        f"Over {ends.lr.nunique()} learning rates from {ends.lr.min():g} to {ends.lr.max():g} "
+        f"{_trained(ends)} test precision differs from the reference's by {apart.max():.3f} at most, at "
+        f"{ends.lr[apart.idxmax()]:g}; the reference is best at {best.lr:g}, with "
+        f"{best.reference_precision:.3f} after {best.epochs} epochs.",
+    )
 
 
 def _levels(rows: pd.DataFrame) -> list[str]:

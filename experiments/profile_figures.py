@@ -29,7 +29,7 @@ from experiments.study import Figure, Section, Setup, Table, amount
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLOURS = {
+COLOURS = {
     FORWARD: figures.COLOURS[0],
     BACKWARD: figures.COLOURS[5],
     MERGED: figures.COLOURS[2],
@@ -90,7 +90,7 @@ def parts(run: pd.DataFrame) -> dict[str, float]:
 
 
 def _on_host(run: pd.DataFrame) -> dict[str, float]:
-    own = run[run.group.isin(_COLOURS) & (run.group != REST)]  # that is what is left of the wall time
+    own = run[run.group.isin(COLOURS) & (run.group != REST)]  # that is what is left of the wall time
     return {str(group): float(us) for group, us in own.groupby("group").host_us.sum().items()}
 
 
@@ -164,7 +164,7 @@ def _most_changed(bars: dict[str, dict[str, float]], walls: dict[str, float], be
 
 def _with_copies_in_sums(bar: dict[str, float]) -> dict[str, float]:
     """Return all groups, copies joined to sums: where they overlap they cannot be told apart."""
-    found = {group: bar.get(group, 0.0) for group in _COLOURS}
+    found = {group: bar.get(group, 0.0) for group in COLOURS}
     found["sums over ranks and their copies"] = found.pop(SUMS) + found.pop(COPIES)
     return found
 
@@ -190,11 +190,11 @@ def _draw_steps(
     wholes = {rung: sum(bar.values()) for rung, bar in bars.items()}
     in_ms = max(wholes.values()) >= MILLISECONDS_FROM
     scale = 1e-3 if in_ms else 1.0
-    _stack(lengths, _scaled(bars, dict.fromkeys(bars, scale)), _COLOURS)
+    _stack(lengths, _scaled(bars, dict.fromkeys(bars, scale)), COLOURS)
     _mark_walls(lengths, walls, wholes, scale)
     lengths.set(xlabel=f"{'ms' if in_ms else 'us'} a step", xlim=(0, 1.25 * scale * max(wholes.values())))
     parted = _scaled(bars, {rung: 100 / whole for rung, whole in wholes.items()})
-    _stack(shares, parted, _COLOURS)
+    _stack(shares, parted, COLOURS)
     _write_shares(shares, parted)
     shares.set(xlabel="% of the parts", xlim=(0, 100))
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=5)
@@ -237,7 +237,7 @@ def _write_shares(axes: Any, bars: dict[str, dict[str, float]]) -> None:
     """Write the number into each part that has room for it."""
     for place, bar in enumerate(bars.values()):
         left = 0.0
-        for group in _COLOURS:
+        for group in COLOURS:
             share = bar.get(group, 0.0)
             if share >= 8:
                 colour = "white" if group in _DARK else "black"

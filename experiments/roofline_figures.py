@@ -224,7 +224,10 @@ def models(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) -> None:
-    """Show the course's roofline, and measured points of one rank."""
+    """Show the course's curve for the bytes of device memory, and measured points of one rank.
+
+    Its own roofline, of gradients through host memory: experiments/course_roofline.py.
+    """
     import numpy as np
 
     peak, memory = known.peak_gflop_s, known.rates.memory_gb_s
@@ -245,9 +248,9 @@ def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     _log_ticks(axes)
     axes.legend(ncols=2, loc="upper left")
     caption = (
-        f"The course's roofline of one rank, P = {peak / unit.gflop_s:.3g} {unit.name} and B = "
-        f"{memory:,.4g} GB/s, and measured steps: along each dotted line H goes from {steps.hidden.min()} "
-        f"(left) to {steps.hidden.max()}."
+        f"The course's curve with bytes of device memory, of one rank, P = {peak / unit.gflop_s:.3g} "
+        f"{unit.name} and B = {memory:,.4g} GB/s, and measured steps: along each dotted line H goes from "
+        f"{steps.hidden.min()} (left) to {steps.hidden.max()}."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "roofline"), caption))
 

@@ -113,6 +113,7 @@ class Known(NamedTuple):
         uploading = Level("", self.fastest(counting.UPLOAD), ("uploaded",))
         us = steps.flops / self.peak_gflop_s * 1e-3
         us += steps.traffic / self.rates.memory_gb_s * 1e-3 + steps.uploaded / uploading.gb_s * 1e-3
+        us += steps.staged / self.fastest(counting.DOWN, counting.UP) * 1e-3
         for way, mine in steps[steps.sent > 0].groupby("way"):
             us[mine.index] += mine.sent / self.link(way).gb_s * 1e-3
         return us

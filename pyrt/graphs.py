@@ -126,8 +126,9 @@ class Recorder:
 
     def __init__(self, driver: Driver, stream: StreamHandle, phases: Phases) -> None:
         self._driver, self._stream, self._phases = driver, stream, phases
+        self._replay: Replay | None = None
+        """The one that is recorded at the moment."""
         # Of the recording that goes on:
-        self._replay: Replay
         self._capture: ExitStack
         self._timed: bool
         self._starts: dict[Phase, EventHandle]
@@ -141,36 +142,50 @@ class Recorder:
         """
         self._replay = replay = Replay(self._driver, self._stream, self._phases)
         self._timed, self._starts, self._last = timed, {}, []
-        with ExitStack() as self._capture, self._phases.noted(self):
-            self._begin()
-            work()
+        try:
+            with ExitStack() as self._capture, self._phases.noted(self):
+                self._begin(replay)
+                work()
+        finally:
+            self._replay = None
         replay.pieces[-1][1].extend(self._last)
         self._phases.add_replays(replay)
         return replay
 
+    def launch(self, work: Call) -> None:
+        """Do at once, without a graph, what a replay of this ``work`` would do."""
+        self._last = []
+        work()
+        for call in self._last:
+            call()
+
     def between(self, call: Call) -> None:
         """Record that every replay calls this once the work so far is queued; for use within ``work``."""
+        if self._replay is None:
+            call()
+            return
         self._capture.close()
         self._replay.pieces[-1][1].append(call)
-        self._begin()
+        self._begin(self._replay)
 
     def at_end(self, call: Call) -> None:
         """Record that every replay calls this once all work is queued; for use within ``work``."""
         self._last.append(call)
 
-    def _begin(self) -> None:
+    def _begin(self, replay: Replay) -> None:
         graph = self._capture.enter_context(capture(self._driver, self._stream))
-        self._replay.pieces.append((graph, []))
+        replay.pieces.append((graph, []))
 
     def enter(self, phase: Phase) -> None:
         """Note a phase's start."""
+        assert self._replay is not None
         self._replay.entered.append(phase)
         if self._timed and phase.timer is not None:
             self._starts[phase] = self._mark(phase.timer.stream)
 
     def leave(self, phase: Phase) -> None:
         """Note a phase's end."""
-        if phase in self._starts and phase.timer is not None:
+        if phase in self._starts and phase.timer is not None and self._replay is not None:
             self._replay.timed.append((phase, self._starts.pop(phase), self._mark(phase.timer.stream)))
 
     def _mark(self, stream: StreamHandle) -> EventHandle:

@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyrt.driver import Driver, StreamHandle
+from pyrt.durations import Durations, Measured
+
+if TYPE_CHECKING:
+    from pyrt.timeline import Timeline
 
 _PAIRS = 16
 """Event pairs a phase keeps in flight before it reuses one."""
@@ -30,16 +34,30 @@ _PAIRS = 16
 class PhaseTimes:
     """What one rank measured of a phase; seconds.
 
-    ``host`` is the host's own time, ``elapsed`` has the phases within it too. ``device_calls`` of the
-    ``calls`` were timed on the device, and ``device`` is the sum over these.
+    ``host`` is the host's own time. The times of calls have the phases within it too: ``on_host`` from enter
+    to leave, ``on_device`` between two places in a stream. Either may have fewer calls than ``calls``.
     """
 
     name: str
     calls: int
     host: float
-    elapsed: float
-    device: float
-    device_calls: int
+    on_host: Measured
+    on_device: Measured
+
+    @property
+    def elapsed(self) -> float:
+        """The sum of all calls from enter to leave."""
+        return self.on_host.total
+
+    @property
+    def device(self) -> float:
+        """The sum of the calls that were timed on the device."""
+        return self.on_device.total
+
+    @property
+    def device_calls(self) -> int:
+        """How many these are."""
+        return self.on_device.count
 
 
 class Notes(Protocol):
@@ -78,6 +96,8 @@ class Phases:
         """Under ``profile``: the ranks wait here for each other, so that the wait is charged to no phase of
         work; else nothing."""
         self.profile = False
+        self.timeline: Timeline | None = None
+        """What is told of each phase that is left, while it records."""
 
     def use_device(self, driver: Driver) -> None:
         """Time phases that name a stream on this device, from here on."""
@@ -88,6 +108,11 @@ class Phases:
         ranks for each other at ``barrier``."""
         self.profile = True
         self.barrier = barrier
+
+    @property
+    def current(self) -> str:
+        """The innermost phase at the moment."""
+        return self._current.name
 
     def phase(self, name: str, stream: StreamHandle | None = None) -> Phase:
         """Return the phase of that name; with a stream its device time is measured there."""
@@ -104,7 +129,7 @@ class Phases:
         self.use(phase)
         phase.calls += 1
         phase.host += until - self._mark
-        phase.elapsed += until - self._mark
+        phase.durations.add(until - self._mark)
         self._mark = until
 
     def use(self, phase: Phase) -> None:
@@ -165,7 +190,7 @@ class Phase:
         "_push",
         "_settled",
         "calls",
-        "elapsed",
+        "durations",
         "host",
         "name",
         "timer",
@@ -177,7 +202,8 @@ class Phase:
         self.name = name
         self.calls = 0
         self.host = 0.0
-        self.elapsed = 0.0
+        self.durations = Durations()
+        """From enter to leave."""
         self.timer = timer
         self.used = False
         self.weight = 1
@@ -185,7 +211,7 @@ class Phase:
         self._phases = phases
         self._outer: Phase | None = None
         self._entered = 0.0
-        self._settled = (0.0, 0)
+        self._settled = Durations()
         self._push, self._pop = _nvtx_range(name)
 
     def __enter__(self) -> Phase:
@@ -215,25 +241,29 @@ class Phase:
             self._phases._finish()
         self._pop()
         assert self._outer is not None
-        self.elapsed += self._phases._switch(self._outer) - self._entered
+        left = self._phases._switch(self._outer)
+        self.durations.add(left - self._entered, self.weight)
+        timeline = self._phases.timeline
+        if timeline is not None and timeline.is_on:
+            timeline.left(self.name, self._entered, left)
 
     def settle(self) -> None:
         """Read the device's times and leave it alone from here on."""
         if self.timer is not None:
-            self._settled = self.timer.total()
+            self._settled = self.timer.durations()
             self.timer = None
 
     def times(self) -> PhaseTimes:
         """Return the times measured so far; waits for the phase's events."""
-        seconds, timed = self.timer.total() if self.timer is not None else self._settled
-        return PhaseTimes(self.name, self.calls, self.host, self.elapsed, seconds, timed)
+        on_device = self.timer.durations() if self.timer is not None else self._settled
+        return PhaseTimes(self.name, self.calls, self.host, self.durations.measured(), on_device.measured())
 
 
 class DeviceTimer:
     """Time between two places in a stream, summed over calls, from a ring of event pairs.
 
     Where a pair comes round before the device has passed it, that older call is left out of the sum
-    rather than waited for; ``total`` says how many calls were timed.
+    rather than waited for; ``durations`` says how many calls were timed.
     """
 
     def __init__(self, driver: Driver, stream: StreamHandle) -> None:
@@ -244,8 +274,7 @@ class DeviceTimer:
         self._recorded = [False] * _PAIRS
         self._weights = [1] * _PAIRS
         self._next = 0
-        self._seconds = 0.0
-        self._timed = 0
+        self._durations = Durations()
 
     def start(self, weight: int = 1) -> None:
         """Here begin so many calls."""
@@ -263,20 +292,18 @@ class DeviceTimer:
 
     def add(self, seconds: float) -> None:
         """Add a call that was timed elsewhere."""
-        self._seconds += seconds
-        self._timed += 1
+        self._durations.add(seconds)
 
-    def total(self) -> tuple[float, int]:
-        """Seconds on the device and the number of calls they cover."""
+    def durations(self) -> Durations:
+        """Return the times of all calls that were timed; waits for the last ones."""
         for index in range(_PAIRS):
             if self._recorded[index]:
                 self._driver.synchronize_event(self._pairs[index][1])
                 self._collect(index)
-        return self._seconds, self._timed
+        return self._durations
 
     def _collect(self, index: int) -> None:
-        self._seconds += self._driver.elapsed(*self._pairs[index])
-        self._timed += self._weights[index]
+        self._durations.add(self._driver.elapsed(*self._pairs[index]), self._weights[index])
         self._recorded[index] = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyrt.driver import Driver
+from pyrt.driver import Driver, StreamHandle
 
 
 class Streams:
@@ -17,3 +17,8 @@ class Streams:
         self.compute = driver.create_stream()
         self.beside = driver.create_stream()
         self.download = driver.create_stream()
+
+    @property
+    def by_name(self) -> dict[str, StreamHandle]:
+        """The streams by their names here."""
+        return {name: stream for name, stream in vars(self).items() if name != "driver"}

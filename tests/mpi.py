@@ -36,7 +36,7 @@ _OPEN_MPI = {
 _NAP = """
 #include <time.h>
 
-static const long TURN = 100000, SHORT = 20000, LONG = 500000;  // nanoseconds
+static const long TURN = 200000, SHORT = 50000, LONG = 500000;  // nanoseconds
 
 static long now()
 {
@@ -49,14 +49,14 @@ extern "C" int sched_yield() noexcept
 {
     static thread_local long ended = 0, turns = 0;
     turns = now() - ended < TURN ? turns + 1 : 0;
-    const timespec time{0, turns < 200 ? SHORT : LONG};
+    const timespec time{0, turns < 50 ? SHORT : LONG};
     const int code = nanosleep(&time, nullptr);
     ended = now();
     return code;
 }
 """
 """MPICH polls, and yields in between. That takes time from the ranks it waits for, where cores are few. So a
-yield is a short nap; in a wait of 15 ms and more, a longer one."""
+yield is a short nap; in a wait of 5 ms and more, a longer one."""
 
 
 @cache

@@ -35,15 +35,15 @@ def test_histogram() -> None:
     assert re.fullmatch(r"100003 bytes on (cuda|emulated) in \d+ us; the commonest is 1[23]\d", line)
 
 
-@pytest.mark.parametrize(
-    ("device", "ranks", "right"),
-    [
-        pytest.param("emulated", 2, 6, marks=pytest.mark.kernels),
-        pytest.param("emulated", 3, 6, marks=pytest.mark.kernels),
-        ("cpu", 3, 4),
-        ("cpu", 1, 6),
-    ],
-)
+SUMS = [
+    pytest.param("emulated", 3, 6, marks=pytest.mark.kernels),
+    ("cpu", 3, 4),
+    ("cpu", 1, 6),
+    pytest.param("emulated", 2, 6, marks=pytest.mark.kernels),
+]
+
+
+@pytest.mark.parametrize(("device", "ranks", "right"), few(SUMS[:2], of=SUMS))
 def test_allreduce(device: str, ranks: int, right: int) -> None:
     lines = example(ranks, "allreduce", device)
     names = [line.split(":")[0] for line in lines]

@@ -24,16 +24,11 @@ PROGRAMS = ("nn/autotune/__main__.py",)
 
 def imports_of(path: Path, types: bool = False) -> Iterator[str]:
     """Name the modules that a file imports when it runs; with ``types`` also those for types alone."""
-    tree = ast.parse(path.read_text())
-    for_types = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in for_types and not types:
+    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    for node in nodes:  # it grows: imports are statements, so nothing within an expression is looked at
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
             continue
+        nodes += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -104,6 +104,7 @@ KILLED = [
     ("peer", 3, 1),
     ("hierarchical", 4, 3),
     ("hogwild", 3, 0),
+    ("server", 3, 2),
 ]
 """Exchange, ranks, and which of these is killed."""
 

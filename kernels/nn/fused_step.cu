@@ -16,6 +16,7 @@
 //
 // Rows are at most MOST_ROWS, hidden at most UNITS, classes at most 32. Units beyond `hidden` have weights of 0.
 
+#include "async_copies.cuh"
 #include "news.cuh"
 #include "nn/activations.cuh"
 #include "nn/batch.cuh"
@@ -33,11 +34,12 @@ const int LANE_UNITS = UNITS / WARP;  // that a lane has
 // The task of a launch, the same for all blocks.
 struct Step {
     int rows, inputs, hidden, classes;
-    int chunk, across;  // features of a tile, forward (a multiple of 8, at most 128) and back (at most 32)
+    int chunk, across;  // features of a tile, forward (a multiple of 8, at most 128) and back (of 4, at most 32)
+    int chunks;         // of the features
     real pixel_scale, scale;
     bool wide;  // whether rows of images and W1 begin at multiples of four elements
-    // Numbers that blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of the
-    // rows, in this launch, and in the one before, which is to be forgotten.
+    // Numbers that blocks tell each other: X W1^T of each chunk, chunks x rows x UNITS, whose reader forgets it; and of
+    // the rows, in this launch, and in the one before, which is to be forgotten.
     real *sums, *told, *old;
 
     // The parts of what is told of rows: A and dZ, rows x UNITS; G, rows x classes; losses.
@@ -89,9 +91,8 @@ __device__ inline void end_of_reading(int *state, int *place, int advance, int p
 // step before still runs.
 //
 // Shared memory, given at the launch, in numbers: W2, its rows rounded up to CLASSES_AT_ONCE, and b1, of UNITS each;
-// b2, 32; and the largest of what the parts need: (ROWS + UNITS) (chunk + 4); rows (across + TILE_UNITS) + GROUPS
-// TILE_UNITS 32; rows (classes + 2 SUM_UNITS + 1) + WARPS (SUM_UNITS (classes + 1) + classes + 1), where each of these
-// numbers begins at a multiple of four.
+// b2, 32; and the largest of what the parts need: (ROWS + UNITS) (chunk + 4); rows (across + TILE_UNITS) + WARPS
+// TILE_UNITS 32; rows (2 SUM_UNITS + classes + 1), to a multiple of four, + 4 + WARPS (classes + 1) (SUM_UNITS + 4).
 extern "C" __global__ void __launch_bounds__(ROOM, 1)
 fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across, real pixel_scale, real scale,
            const pixel *images, const int *labels, const int *order, int *place, int advance, int places,
@@ -103,7 +104,6 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
         wait_for_previous_kernel();
     extern __shared__ __align__(16) real shared[];
 
-    const int chunks = (inputs + chunk - 1) / chunk;
     Step step;
     step.rows = rows;
     step.inputs = inputs;
@@ -111,31 +111,30 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     step.classes = classes;
     step.chunk = chunk;
     step.across = across;
+    step.chunks = (inputs + chunk - 1) / chunk;
     step.pixel_scale = pixel_scale;
     step.scale = scale;
     step.wide = inputs % 4 == 0 && ((size_t)images | (size_t)W1) % 16 == 0;
     step.sums = news;
     const int turn = state[1], of_rows = (rows * (2 * UNITS + classes + 1) + 3) / 4 * 4;
-    step.told = news + chunks * rows * UNITS + turn * of_rows;
-    step.old = news + chunks * rows * UNITS + (1 - turn) * of_rows;
+    step.told = news + step.chunks * rows * UNITS + turn * of_rows;
+    step.old = news + step.chunks * rows * UNITS + (1 - turn) * of_rows;
     const Batch batch = {images, order + *place};
     const Ends ends = {shared};
     real *const own = ends.end(classes);  // of each part, what it needs in shared memory
 
     // No kernel writes images, labels and their order, so nothing has to wait for them. They are used much later.
+    const int sum_tasks = (hidden + SUM_UNITS - 1) / SUM_UNITS, features = (inputs + across - 1) / across;
+    const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS), mine = blockIdx.x;
+    const bool has_tile = mine >= sum_tasks && mine < tasks;
     int row = blockIdx.x + threadIdx.x / WARP * gridDim.x;
     const int number = (int)threadIdx.x < rows ? batch.order[threadIdx.x] : 0;
     int label = row < rows ? labels[batch.order[row]] : 0;
-    forward(step, batch, W1, own, chunks);
-    __syncthreads();
-
-    const int sum_tasks = (hidden + SUM_UNITS - 1) / SUM_UNITS, features = (inputs + across - 1) / across;
-    const int tasks = sum_tasks + features * ((hidden + TILE_UNITS - 1) / TILE_UNITS), mine = blockIdx.x;
     TileImages images_of_tile;
-    const bool has_tile = mine >= sum_tasks && mine < tasks;
     if (has_tile)
         images_of_tile.ask(step, batch, (mine - sum_tasks) % features, number);
-    fetch_ends(step, ends, b1, W2, b2);
+    AsyncCopies copies;
+    forward(step, batch, W1, own, copies, [&] { ask_for_ends(step, ends, b1, W2, b2, copies); });
     if (has_tile)
         images_of_tile.put(step, own);
     __syncthreads();
@@ -146,7 +145,7 @@ fused_step(int rows, int inputs, int hidden, int classes, int chunk, int across,
     for (; row < rows; row += WARPS * gridDim.x) {
         if (row >= WARPS * (int)gridDim.x)
             label = labels[batch.order[row]];
-        pass_row(step, ends, row, label, chunks);
+        pass_row(step, ends, row, label);
     }
     __syncthreads();  // no warp looks for rows sooner: in vain, and in the way of those that come
 

@@ -50,8 +50,8 @@ __device__ inline void put_images(const Step &step, const ForwardTile &tile, con
                         tile.X + (threadIdx.x / WARP + i * WARPS) * tile.stride + column);
 }
 
-// A warp takes every WARPS-th unit, a lane four of its weights; all are asked for before the first is put down.
-__device__ inline void fetch_weights(const Step &step, const ForwardTile &tile, const real *W1)
+// Starts copies of a tile's weights: a warp takes every WARPS-th unit, a lane four of its weights.
+__device__ inline void ask_for_weights(const Step &step, const ForwardTile &tile, const real *W1, AsyncCopies &copies)
 {
     const int lane = threadIdx.x % WARP, column = 4 * lane, first = threadIdx.x / WARP;
     const int there = step.inputs - tile.feature;
@@ -63,15 +63,13 @@ __device__ inline void fetch_weights(const Step &step, const ForwardTile &tile, 
                     unit < step.hidden && i < there ? source[(offset)unit * step.inputs + i] : 0;
         return;
     }
-    Four held[UNITS / WARPS] = {};
-#pragma unroll
-    for (int i = 0; i < UNITS / WARPS; i++)
-        if (first + i * WARPS < step.hidden && column < there && column < step.chunk)
-            held[i] = *(const Four *)(source + (offset)(first + i * WARPS) * step.inputs + column);
     if (column < step.chunk)
-#pragma unroll
-        for (int i = 0; i < UNITS / WARPS; i++)
-            *(Four *)(tile.W + (first + i * WARPS) * tile.stride + column) = held[i];
+        for (int unit = first; unit < UNITS; unit += WARPS) {
+            const bool inside = unit < step.hidden && column < there;
+            const real *const from = inside ? source + (offset)unit * step.inputs + column : W1;
+            copies.start<16>(tile.W + unit * tile.stride + column, from, inside ? min(there - column, 4) : 0);
+        }
+    copies.end_group();
 }
 
 // WARP_ROWS rows of the tile, of which a lane has every WARP-th unit, over half of the features.
@@ -127,14 +125,19 @@ __device__ inline void put_sums(const Step &step, const ForwardTile &tile, int c
             }
 }
 
-// All tiles of this block. Images come while the kernel before still runs.
-__device__ inline void forward(const Step &step, const Batch &batch, const real *W1, real *shared, int chunks)
+// All tiles of this block. Images come while the kernel before still runs; once it is done, `ask` for what other parts
+// need of it, by `copies`, which are there at the end of this one.
+template <typename Ask>
+__device__ inline void forward(const Step &step, const Batch &batch, const real *W1, real *shared, AsyncCopies &copies,
+                               Ask ask)
 {
+    const int chunks = step.chunks;
     const int tiles = (step.rows + ROWS - 1) / ROWS * chunks, first = blockIdx.x;
     TilePixels held;
     if (first < tiles)
         ask_for_images(step, batch, forward_tile(step, first, chunks, shared), held);
     wait_for_previous_kernel();
+    ask();
 #pragma unroll 1
     for (int number = first; number < tiles; number += gridDim.x) {
         const ForwardTile tile = forward_tile(step, number, chunks, shared);
@@ -142,11 +145,14 @@ __device__ inline void forward(const Step &step, const Batch &batch, const real 
             __syncthreads();
             ask_for_images(step, batch, tile, held);
         }
-        fetch_weights(step, tile, W1);
+        ask_for_weights(step, tile, W1, copies);
         put_images(step, tile, held);
+        copies.wait<0>();
         __syncthreads();
         real sums[WARP_ROWS][LANE_UNITS] = {};
         multiply(step, tile, sums);
         put_sums(step, tile, number % chunks, sums);
     }
+    copies.wait<0>();
+    __syncthreads();
 }

@@ -1,9 +1,9 @@
 // Third part of fused_step.cu: sums over the rows, of what the second part left of each.
 #pragma once
 
-const int TILE_UNITS = 32, THREAD_UNITS = 16;  // of a tile of dW1; of a thread's sums
-const int GROUPS = WARPS / (TILE_UNITS / THREAD_UNITS);  // that share the rows
-const int MOST_ACROSS = WARP;
+const int TILE_UNITS = 32, MOST_ACROSS = WARP;   // of a tile of dW1, at most so many features
+const int THREAD_FEATURES = 4, THREAD_UNITS = 8;  // of a thread's sums: a warp has a tile
+const int LANES_ACROSS = MOST_ACROSS / THREAD_FEATURES;
 const int SUM_UNITS = 8;
 
 __device__ inline int up_to_four(int count) { return (count + 3) / 4 * 4; }
@@ -20,7 +20,7 @@ struct TileImages {
         const int feature = tile * step.across;
         there = (int)threadIdx.x < step.rows ? min(step.inputs - feature, step.across) : 0;
         image = batch.image(step, number) + feature;
-        if (is_wide(step))
+        if (step.wide)
             held.ask(image, there);
     }
 
@@ -29,13 +29,11 @@ struct TileImages {
         real *const x = X + threadIdx.x * step.across;
         if ((int)threadIdx.x >= step.rows)
             return;
-        if (is_wide(step))
+        if (step.wide)
             held.put(step.across, x);
         else
             put_pixels(image, there, step.across, 0, 1, x);
     }
-
-    __device__ static bool is_wide(const Step &step) { return step.wide && step.across % 4 == 0; }
 };
 
 // dZ of all rows, of TILE_UNITS units.
@@ -52,95 +50,124 @@ __device__ inline void fetch_dZ(const Step &step, int unit, real *dZ)
             *(Four *)(dZ + (first + i * APART) * TILE_UNITS + column) = heard[i];
 }
 
-// A tile of dW1 = dZ^T X; X is there. A lane has a feature, a warp THREAD_UNITS units and every GROUPS-th row.
+// The sums of dW1 = dZ^T X of every WARPS-th row. A lane loads 12 numbers for 32 products; features beyond `across` are
+// those of the last lane that has some.
+__device__ inline void multiply_rows(const Step &step, const real *X, const real *dZ,
+                                     real (&sums)[THREAD_UNITS][THREAD_FEATURES])
+{
+    const int lane = threadIdx.x % WARP;
+    const int feature = min(lane % LANES_ACROSS * THREAD_FEATURES, step.across - THREAD_FEATURES);
+    const int unit = lane / LANES_ACROSS * THREAD_UNITS;
+#pragma unroll 2
+    for (int row = threadIdx.x / WARP; row < step.rows; row += WARPS) {
+        const Four x = *(const Four *)(X + row * step.across + feature);
+#pragma unroll
+        for (int first = 0; first < THREAD_UNITS; first += 4) {
+            const Four d = *(const Four *)(dZ + row * TILE_UNITS + unit + first);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < THREAD_FEATURES; j++)
+                    sums[first + i][j] += d.of[i] * x.of[j];
+        }
+    }
+}
+
+// A tile of dW1; X is there. A thread adds up the warps' sums of a unit and four features.
 __device__ inline void make_tile(const Step &step, int units, int tile, real *X, real *dW1)
 {
-    real *const dZ = X + up_to_four(step.rows * step.across), *const sums = dZ + step.rows * TILE_UNITS;
+    static_assert(TILE_UNITS * LANES_ACROSS == THREADS && WARP / LANES_ACROSS * THREAD_UNITS == TILE_UNITS, "lanes");
+    real *const dZ = X + step.rows * step.across;
+    Four *const sums = (Four *)(dZ + step.rows * TILE_UNITS);
     fetch_dZ(step, units * TILE_UNITS, dZ);
     __syncthreads();
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int first = warp % (TILE_UNITS / THREAD_UNITS) * THREAD_UNITS, group = warp / (TILE_UNITS / THREAD_UNITS);
-    const int mine = min(lane, step.across - 1);
-    real sum[THREAD_UNITS] = {};
-#pragma unroll 2
-    for (int row = group; row < step.rows; row += GROUPS) {
-        const real x = X[row * step.across + mine];
-        const Four *const d = (const Four *)(dZ + row * TILE_UNITS + first);
+    real mine[THREAD_UNITS][THREAD_FEATURES] = {};
+    multiply_rows(step, X, dZ, mine);
+    const int place = lane / LANES_ACROSS * THREAD_UNITS * LANES_ACROSS + lane % LANES_ACROSS;
+    const int all = TILE_UNITS * LANES_ACROSS;  // four sums each, of a warp
 #pragma unroll
-        for (int i = 0; i < THREAD_UNITS / 4; i++) {
-            const Four four = d[i];
+    for (int i = 0; i < THREAD_UNITS; i++) {
+        Four four;
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                sum[4 * i + j] += four.of[j] * x;
-        }
+        for (int j = 0; j < THREAD_FEATURES; j++)
+            four.of[j] = mine[i][j];
+        sums[warp * all + place + i * LANES_ACROSS] = four;
     }
-#pragma unroll
-    for (int i = 0; i < THREAD_UNITS; i++)
-        sums[(group * TILE_UNITS + first + i) * WARP + lane] = sum[i];
     __syncthreads();
 
-    const int feature = tile * step.across + lane;
-    const bool inside = lane < step.across && feature < step.inputs;
+    Four total = {};
 #pragma unroll
-    for (int i = 0; i < TILE_UNITS / WARPS; i++) {
-        const int unit = warp + i * WARPS;
-        real total = 0;
+    for (int w = 0; w < WARPS; w++) {
+        const Four four = sums[w * all + threadIdx.x];
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            total += sums[(g * TILE_UNITS + unit) * WARP + lane];
-        if (inside && units * TILE_UNITS + unit < step.hidden)
-            dW1[(offset)(units * TILE_UNITS + unit) * step.inputs + feature] = total / step.pixel_scale;
+        for (int j = 0; j < THREAD_FEATURES; j++)
+            total.of[j] += four.of[j];
     }
+    const int unit = units * TILE_UNITS + threadIdx.x / LANES_ACROSS;
+    const int first = threadIdx.x % LANES_ACROSS * THREAD_FEATURES;
+    const int there = min(step.across - first, step.inputs - tile * step.across - first);
+    real *const out = dW1 + (offset)unit * step.inputs + tile * step.across + first;
+    if (unit < step.hidden)
+#pragma unroll
+        for (int j = 0; j < THREAD_FEATURES; j++)
+            if (j < there)
+                out[j] = total.of[j] / step.pixel_scale;
 }
 
-// The factors of sums over rows, in shared memory: G, rows x classes; A and dZ, rows x SUM_UNITS; losses; a one.
+// Where the factors of sums over rows lie in shared memory: A and dZ, rows x SUM_UNITS; G, rows x classes; losses; four
+// ones; and behind them the warps' sums.
 struct Factors {
-    real *G, *A, *dZ, *losses, *one, *sums;
+    int A, dZ, G, losses, ones, sums;
 };
 
-// A sum over rows: of the products of two columns, given by where they begin, and the distance of rows.
-struct Sum {
-    const real *left;
-    int left_step;
-    const real *right;
-    int right_step;
+const int FOURS = SUM_UNITS / 4;
+
+// Sums over rows, of the products of a column and four neighbouring ones: where these begin, and the distance of rows.
+struct FourSums {
+    int left, left_step, right, right_step;
 };
 
-// Number `i` of a task's sums: dW2, a class after the other, and db1, of SUM_UNITS units each; db2; the loss.
-__device__ inline Sum sum_of(const Step &step, const Factors &in, int i)
+// Number `i` of a task's sums: of each class dW2, and db1, both of SUM_UNITS units; db2, and the loss, four times each.
+__device__ inline FourSums sums_of(const Step &step, const Factors &at, int i)
 {
-    const int c = i / SUM_UNITS, unit = i % SUM_UNITS, other = i - (step.classes + 1) * SUM_UNITS;
+    const int c = i / FOURS, four = i % FOURS * 4, other = i - (step.classes + 1) * FOURS;
     if (c < step.classes)
-        return {in.G + c, step.classes, in.A + unit, SUM_UNITS};
+        return {at.G + c, step.classes, at.A + four, SUM_UNITS};
     if (c == step.classes)
-        return {in.dZ + unit, SUM_UNITS, in.one, 0};
+        return {at.ones, 0, at.dZ + four, SUM_UNITS};
     if (other < step.classes)
-        return {in.G + other, step.classes, in.one, 0};
-    return {in.losses, 1, in.one, 0};
+        return {at.G + other, step.classes, at.ones, 0};
+    return {at.losses, 1, at.ones, 0};
 }
 
-__device__ inline Factors fetch_factors(const Step &step, int unit, real *shared)
+__device__ inline Factors factors_at(const Step &step)
 {
-    Factors in;
-    in.A = shared;
-    in.dZ = in.A + step.rows * SUM_UNITS;
-    in.G = in.dZ + step.rows * SUM_UNITS;
-    in.losses = in.G + up_to_four(step.rows * step.classes);
-    in.one = in.losses + up_to_four(step.rows);
-    in.sums = in.one + 4;
-    const int halves = step.rows * 2, all = step.rows * step.classes, thread = threadIdx.x;
+    Factors at;
+    at.A = 0;
+    at.dZ = at.A + step.rows * SUM_UNITS;
+    at.G = at.dZ + step.rows * SUM_UNITS;
+    at.losses = at.G + step.rows * step.classes;
+    at.ones = up_to_four(at.losses + step.rows);
+    at.sums = at.ones + 4;
+    return at;
+}
+
+__device__ inline void fetch_factors(const Step &step, int unit, const Factors &at, real *shared)
+{
+    const int halves = step.rows * 2, thread = threadIdx.x;
     Four heard[MOST_ROWS * 2 / THREADS * 2];
     const auto half = [&](int i) { return thread + i / 2 * THREADS; };  // a row's four units
     hear(heard, [&](int i) {
-        const real *from = (i % 2 ? step.dZ(step.told) : step.A(step.told)) + half(i) / 2 * UNITS + unit + half(i) % 2 * 4;
-        return half(i) < halves ? from : nullptr;
+        const real *from = i % 2 ? step.dZ(step.told) : step.A(step.told);
+        return half(i) < halves ? from + half(i) / 2 * UNITS + unit + half(i) % 2 * 4 : nullptr;
     });
 #pragma unroll
     for (int i = 0; i < MOST_ROWS * 2 / THREADS * 2; i++)
         if (half(i) < halves)
-            ((Four *)(i % 2 ? in.dZ : in.A))[half(i)] = heard[i];
-    const int AT_ONCE = 10;
+            ((Four *)(shared + (i % 2 ? at.dZ : at.A)))[half(i)] = heard[i];
+    const int all = step.rows * (step.classes + 1), AT_ONCE = 11;  // losses lie behind G
 #pragma unroll 1
     for (int first = thread; first < all; first += AT_ONCE * THREADS) {
         Numbers<1> g[AT_ONCE];
@@ -148,42 +175,44 @@ __device__ inline Factors fetch_factors(const Step &step, int unit, real *shared
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
             if (first + i * THREADS < all)
-                in.G[first + i * THREADS] = g[i].of[0];
+                shared[at.G + first + i * THREADS] = g[i].of[0];
     }
-    Numbers<1> loss[1];
-    hear(loss, [&](int) { return thread < step.rows ? step.losses(step.told) + thread : nullptr; });
-    if (thread < step.rows)
-        in.losses[thread] = loss[0].of[0];
-    if (threadIdx.x == 0)
-        *in.one = 1;
-    return in;
+    if (thread < 4)
+        shared[at.ones + thread] = 1;
 }
 
-// dW2 and db1 of SUM_UNITS units; the first task also has db2 and the loss. A lane has some of these sums, a warp
-// every WARPS-th row.
+// dW2 and db1 of SUM_UNITS units; the first task also has db2 and the loss. A lane has four of these sums, or eight or
+// more, a warp every WARPS-th row.
 __device__ inline void sum_rows(const Step &step, int task, real *shared, real *db1, real *dW2, real *db2,
                                 real *loss)
 {
-    const int of_units = (step.classes + 1) * SUM_UNITS, count = of_units + (task == 0 ? step.classes + 1 : 0);
+    const int of_units = (step.classes + 1) * FOURS, count = of_units + (task == 0 ? step.classes + 1 : 0);
     const int warp = threadIdx.x / WARP;
-    const Factors in = fetch_factors(step, task * SUM_UNITS, shared);
+    const Factors at = factors_at(step);
+    Four *const sums = (Four *)(shared + at.sums);
+    fetch_factors(step, task * SUM_UNITS, at, shared);
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x % WARP; i < count; i += WARP) {
-        const Sum of = sum_of(step, in, i);
-        real sum = 0;
+        const FourSums of = sums_of(step, at, i);
+        Four sum = {};
 #pragma unroll 8
-        for (int row = warp; row < step.rows; row += WARPS)
-            sum += of.left[row * of.left_step] * of.right[row * of.right_step];
-        in.sums[warp * count + i] = sum;
+        for (int row = warp; row < step.rows; row += WARPS) {
+            const real left = shared[of.left + row * of.left_step];
+            const Four right = *(const Four *)(shared + of.right + row * of.right_step);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sum.of[j] += left * right.of[j];
+        }
+        sums[warp * count + i] = sum;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+    for (int i = threadIdx.x; i < 4 * count; i += THREADS) {
         real total = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++)
-            total += in.sums[w * count + i];
-        const int c = i / SUM_UNITS, unit = task * SUM_UNITS + i % SUM_UNITS, other = i - of_units;
+            total += sums[w * count + i / 4].of[i % 4];
+        const int c = i / SUM_UNITS, unit = task * SUM_UNITS + i % SUM_UNITS, other = i / 4 - of_units;
         if (other == step.classes)
             *loss = total;
         else if (other >= 0)

@@ -52,6 +52,7 @@ struct HeldPixels {
 // The same, of `count` pixels one by one, for images whose rows are not aligned.
 __device__ inline void put_pixels(const pixel *image, int inside, int count, int first, int by, real *x)
 {
+#pragma unroll 1
     for (int i = first; i < count; i += by)
         x[i] = i < inside ? image[i] : 0;
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 const int CLASSES_AT_ONCE = 10;
-const int CHUNKS_AT_ONCE = 8;
+const int CHUNKS_AT_ONCE = UNITS == 128 ? 8 : 16;  // as registers allow
 
 // The parameters that rows need, in shared memory: W2, with zeros to whole CLASSES_AT_ONCE and UNITS; b1; b2.
 struct Ends {
@@ -18,31 +18,36 @@ struct Ends {
     __device__ real *end(int classes) const { return b2(classes) + WARP; }
 };
 
-__device__ inline void fetch_ends(const Step &step, const Ends &ends, const real *b1, const real *W2, const real *b2)
+// Starts copies of them to shared memory.
+__device__ inline void ask_for_ends(const Step &step, const Ends &ends, const real *b1, const real *W2, const real *b2,
+                                    AsyncCopies &copies)
 {
-    const int all = Ends::rows(step.classes) * UNITS;
-#pragma unroll 5
-    for (int i = threadIdx.x; i < all; i += THREADS) {
+    const auto copy = [&](real *to, const real *from, int at, bool inside) {
+        copies.start<4>(to, from + (inside ? at : 0), inside);
+    };
+    const int all = Ends::rows(step.classes) * UNITS, thread = threadIdx.x;
+    for (int i = thread; i < all; i += THREADS) {
         const int c = i / UNITS, unit = i % UNITS;
-        ends.W2[i] = c < step.classes && unit < step.hidden ? W2[c * step.hidden + unit] : 0;
+        copy(ends.W2 + i, W2, c * step.hidden + unit, c < step.classes && unit < step.hidden);
     }
-    for (int i = threadIdx.x; i < UNITS; i += THREADS)
-        ends.b1(step.classes)[i] = i < step.hidden ? b1[i] : 0;
-    if (threadIdx.x < WARP)
-        ends.b2(step.classes)[threadIdx.x] = (int)threadIdx.x < step.classes ? b2[threadIdx.x] : 0;
+    if (thread < UNITS)
+        copy(ends.b1(step.classes) + thread, b1, thread, thread < step.hidden);
+    if (thread < WARP)
+        copy(ends.b2(step.classes) + thread, b2, thread, thread < step.classes);
+    copies.end_group();
 }
 
 // A of this lane's units: the sums of all chunks in their order, several of them on their way at once. Nobody else
 // reads them.
-__device__ inline LaneUnits activations(const Step &step, int row, int chunks, const LaneUnits &bias)
+__device__ inline LaneUnits activations(const Step &step, int row, const LaneUnits &bias)
 {
     real *const mine = step.sums + row * UNITS + threadIdx.x % WARP * LANE_UNITS;
     const int distance = step.rows * UNITS;  // from one chunk's to the next one's
     LaneUnits a = {};
 #pragma unroll 1
-    for (int first = 0; first < chunks; first += CHUNKS_AT_ONCE) {
+    for (int first = 0; first < step.chunks; first += CHUNKS_AT_ONCE) {
         LaneUnits heard[CHUNKS_AT_ONCE];
-        hear(heard, [&](int i) { return first + i < chunks ? mine + (first + i) * distance : nullptr; });
+        hear(heard, [&](int i) { return first + i < step.chunks ? mine + (first + i) * distance : nullptr; });
 #pragma unroll
         for (int i = 0; i < CHUNKS_AT_ONCE; i++)
 #pragma unroll
@@ -56,11 +61,11 @@ __device__ inline LaneUnits activations(const Step &step, int row, int chunks, c
 }
 
 // Clears the places of a row: its sums, and all else that the launch before told of it.
-__device__ inline void forget_row(const Step &step, int row, int chunks)
+__device__ inline void forget_row(const Step &step, int row)
 {
     const int lane = threadIdx.x % WARP, units = row * UNITS + lane * LANE_UNITS;
 #pragma unroll 4
-    for (int i = 0; i < chunks; i++)
+    for (int i = 0; i < step.chunks; i++)
         forget<LANE_UNITS>(step.sums + i * step.rows * UNITS + units);
     forget<LANE_UNITS>(step.A(step.old) + units);
     forget<LANE_UNITS>(step.dZ(step.old) + units);
@@ -116,12 +121,12 @@ __device__ inline LaneUnits back_through_W2(const Step &step, const Ends &ends, 
     return d;
 }
 
-__device__ inline void pass_row(const Step &step, const Ends &ends, int row, int label, int chunks)
+__device__ inline void pass_row(const Step &step, const Ends &ends, int row, int label)
 {
     const int lane = threadIdx.x % WARP;
     const bool inside = lane < step.classes, target = lane == label;
     const LaneUnits bias = ((const LaneUnits *)ends.b1(step.classes))[lane];
-    const LaneUnits a = activations(step, row, chunks, bias);
+    const LaneUnits a = activations(step, row, bias);
     const real logit = logit_of(step, ends, a) + ends.b2(step.classes)[lane];
     const LossAndGradient result = JOIN(head_, HEAD)(logit, inside, target, step.scale);
     LaneUnits d = back_through_W2(step, ends, inside ? result.gradient : 0);
@@ -136,5 +141,5 @@ __device__ inline void pass_row(const Step &step, const Ends &ends, int row, int
         tell<1>(step.G(step.told) + row * step.classes + lane, {result.gradient});
     if (target)
         tell<1>(step.losses(step.told) + row, {result.loss});
-    forget_row(step, row, chunks);
+    forget_row(step, row);
 }

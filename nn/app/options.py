@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nn.app import recording
 from nn.files import net_files
 from nn.input import distribute
 from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
@@ -26,7 +27,7 @@ from pyrt import devices
 from pyrt.errors import UserError, shown
 from pyrt.exchange.registry import asynchronous
 
-WRITTEN = ("save", "export", "json", "predictions", "save_plan")
+WRITTEN = ("save", "export", "json", "predictions", "save_plan", "timeline")
 """The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
 
 
@@ -68,6 +69,11 @@ class Options(Settings):
         None, "on the emulated device: shuffle the order of threads, blocks and streams", "N"
     )
     share_gpus: bool = option(True, "let ranks share a GPU, slowly, where a node has more ranks than GPUs")
+    elastic: bool = option(
+        False,
+        "with --exchange server: go on without workers that die, and with --shards-kept 2 without a server; "
+        "needs mpirun --with-ft ulfm of Open MPI 5",
+    )
     data: str = option(
         "embedded",
         f"data set: embedded; {', '.join(SETS)} (downloaded once); a folder of IDX files, of CIFAR's binary "
@@ -126,6 +132,23 @@ class Options(Settings):
         "train nothing: print the memory that the run needs, of the device and page-locked host memory, "
         "layer by layer; an error if it does not fit",
     )
+    stats: int | bool | None = option(
+        None,
+        "print the statistics of the calls of each phase too: of all ranks together, or of rank N",
+        "N",
+    )
+    timeline: Path | None = option(
+        None,
+        "record some steps, on all ranks: phases, kernels, copies, calls of MPI; write them to a file in "
+        "Chrome's trace format, which ui.perfetto.dev opens",
+        "FILE",
+    )
+    timeline_steps: str | None = option(
+        None,
+        "with --timeline: the first and the last step to record, which are launched kernel by kernel "
+        "(default: 10:14, or the last five of a shorter run)",
+        "A:B",
+    )
     quiet: bool = option(False, "print warnings, errors and the last line alone")
     json: Path | None = option(
         None, "write all that is printed, and more, to a JSON file (-: standard output)", "FILE"
@@ -158,7 +181,8 @@ class Options(Settings):
         for name in ("classes", "latency"):
             require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
         require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
-        require("order_seed", self.order_seed, at_least(self.order_seed, 0), "a whole number, 0 or more")
+        for name in ("order_seed", "stats"):
+            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
         for name in ("lr", "eps"):
             require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
         require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")
@@ -187,13 +211,23 @@ class Options(Settings):
         self._check_distribution()
         if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
             raise UserError("--sanitize, --order-seed: go with --device emulated")
-        if self.check and self.exchange in asynchronous():
+        if self.check and self.exchange in asynchronous() and not self.asynchrony.is_synchronous:
+            others = ", or give --staleness 0" if self.exchange == "server" else ""
             raise UserError(
                 f"--exchange {self.exchange}: trains another network each time, which --check would not find "
-                "in the reference: leave out --check"
+                f"in the reference: leave out --check{others}"
             )
+        if self.elastic and self.exchange != "server":
+            raise UserError("--elastic: goes with --exchange server")
+        if self.elastic and (self.evaluate or self.check):
+            raise UserError("--elastic: goes on training without ranks: leave out --evaluate and --check")
+        if self.shards_kept > 1 and not self.elastic:
+            raise UserError("--shards-kept: goes with --elastic")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
+        recording.require(
+            self.timeline, self.timeline_steps, not self.evaluate and self.epochs > 0, self.exchange
+        )
         self._check_files()
 
     def _check_weights(self) -> None:

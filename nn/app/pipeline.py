@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from nn.app import load
 from nn.app.console import Console
 from nn.app.options import Options
+from nn.app.recording import recorded_steps
 from nn.app.report import Report
 from nn.checkpoints.checkpointer import Checkpointer
 from nn.files import onnx, parameters
@@ -22,6 +24,7 @@ from nn.train.evaluation import Scores, score
 from nn.train.latency import Latency, counts, measure
 from nn.train.trainer import Trainer, require_finite
 from nn.train.training import Watcher
+from nn.train.workers import LostRank
 from pyrt.job import Job
 
 
@@ -37,6 +40,9 @@ class ConsoleWatcher(Watcher):
 
     def loss(self, step: int, epoch: int, loss: float) -> None:
         self._console.say(f"step {step:6d}  epoch {epoch}  loss {loss:.6f}")
+
+    def lost(self, rank: LostRank) -> None:
+        self._console.tell(f"{rank.line}: the others go on")
 
 
 def save_plan(options: Options, plan: Plan, job: Job) -> None:
@@ -67,7 +73,8 @@ class Pipeline:
             steps, done = self.trainer.problem.schedule.steps, self.trainer.resumed.progress.step
             watcher = ConsoleWatcher(self.console, steps, done)
             with closing(watcher.bar):
-                self.trainer.start(initial, self.options.check, watcher)
+                record = partial(recorded_steps, self.options, self.trainer)
+                self.trainer.start(initial, self.options.check, watcher, record)
                 for line in self.report.environment["header"]:
                     self.console.say(line)
                 return self._evaluate() if self.options.evaluate else self._train()
@@ -89,10 +96,9 @@ class Pipeline:
         with closing(self.trainer.setup):
             for epoch in self.trainer.training.epochs(schedule.steps, checkpointer):
                 self.console.say(epoch.line(schedule.epochs))
-            workers = self.trainer.training.workers
-            told = workers.report(self.trainer.training.step) if workers is not None else None
-        if told is not None:
-            self.console.say(told.line)
+            told = self.trainer.training.asynchronous_report()
+        for line in told.lines if told is not None else []:
+            self.console.say(line)
         trained = replace(self, report=replace(self.report, asynchronous=told))
         return trained._end(self.trainer.progress, checkpointer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nn.train.latency import Latency
 from nn.train.memory_needs import Needs, largest
 from nn.train.prepare import Prepared
 from nn.train.workers import AsynchronousReport
+from pyrt.durations import Statistics, statistics
 from pyrt.exchange.registry import exchanges
 from pyrt.job import Job
 from pyrt.phases import PhaseTimes
@@ -30,6 +31,15 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
+class RankCalls:
+    """Statistics of a phase's calls on one rank, on the host and on the device; None where none was timed."""
+
+    rank: int
+    on_host: Statistics | None
+    on_device: Statistics | None
+
+
+@dataclass(frozen=True)
 class PhaseRow:
     """A phase over all ranks; times in seconds. A rank that never entered the phase counts as 0 s.
 
@@ -38,7 +48,8 @@ class PhaseRow:
     smallest and the largest self-time of a rank. ``device`` is the mean over all ranks, None for phases that
     are not timed there. ``mean`` is the time from enter to leave of one call, the phases within it included,
     the mean over the calls of all ranks; None where the host spent no time in the phase, as in steps replayed
-    from graphs.
+    from graphs. The statistics are of the calls of all ranks that were timed, from enter to leave and on the
+    device.
     """
 
     name: str
@@ -49,6 +60,10 @@ class PhaseRow:
     share: float
     least: float
     most: float
+    on_host: Statistics | None = None
+    on_device: Statistics | None = None
+    ranks: list[RankCalls] = field(default_factory=list)
+    """Of each rank that entered the phase."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +125,15 @@ def gather_phases(job: Job, times: Sequence[PhaseTimes]) -> list[PhaseRow]:
         return []
     wall = sum(phase.host for rank in ranks for phase in rank.values()) / len(ranks)
     names = dict.fromkeys(name for rank in ranks for name in rank)
-    return [_row([rank[name] for rank in ranks if name in rank], len(ranks), wall) for name in names]
+    return [
+        _row({rank: phases[name] for rank, phases in enumerate(ranks) if name in phases}, len(ranks), wall)
+        for name in names
+    ]
 
 
-def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
+def _row(entered: Mapping[int, PhaseTimes], ranks: int, wall: float) -> PhaseRow:
     """Make a phase's row from the times of the ranks that entered it; ``ranks`` counts all."""
+    times = list(entered.values())
     absent = [0.0] * (ranks - len(times))
     hosts = [*absent, *(phase.host for phase in times)]
     host = sum(hosts) / ranks
@@ -131,6 +150,12 @@ def _row(times: Sequence[PhaseTimes], ranks: int, wall: float) -> PhaseRow:
         host / wall,
         min(hosts),
         max(hosts),
+        statistics([phase.on_host for phase in times]),
+        statistics([phase.on_device for phase in times]),
+        [
+            RankCalls(rank, statistics([phase.on_host]), statistics([phase.on_device]))
+            for rank, phase in entered.items()
+        ],
     )
 
 
@@ -157,6 +182,37 @@ def phase_table(rows: Sequence[PhaseRow], width: int | None = None) -> str:
     return table(headers, body, formats, dispensable, width)
 
 
+def stats_table(rows: Sequence[PhaseRow], rank: int | None = None, width: int | None = None) -> str:
+    """Lay out the statistics of the calls of each phase: of all ranks together, or of one.
+
+    A phase that was timed on the host and on the device has a line for each.
+    """
+    headers = ["phase", "on", "calls", "total ms", "mean us", "median us", "std us", "min us", "max us"]
+    body = [
+        [name, clock, found.count, found.total * 1e3, *(value * 1e6 for value in _spread(found))]
+        for name, clock, found in _timed_calls(rows, rank)
+    ]
+    formats = ("", "", "d", ".2f", *5 * (".1f",))
+    return table(headers, body, formats, ["std us", "min us", "max us", "total ms", "mean us"], width)
+
+
+def _timed_calls(rows: Sequence[PhaseRow], rank: int | None) -> Iterator[tuple[str, str, Statistics]]:
+    """Yield the phase, the clock and the statistics of each line."""
+    for row in rows:
+        calls: Sequence[PhaseRow | RankCalls] = [row]
+        if rank is not None:
+            calls = [one for one in row.ranks if one.rank == rank]
+        for one in calls:
+            if one.on_host is not None:
+                yield row.name, "host", one.on_host
+            if one.on_device is not None:
+                yield row.name, "device", one.on_device
+
+
+def _spread(found: Statistics) -> tuple[float, ...]:
+    return found.mean, found.median, found.std, found.min, found.max
+
+
 def header(environment: dict[str, Any], problem: Problem, has_layers: bool = False) -> list[str]:
     """List what a run uses, a line each, for people to read before it starts; perhaps with all layers."""
     settings, dataset, schedule = problem.settings, problem.dataset, problem.schedule
@@ -166,10 +222,10 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         samples += f" (of {schedule.available} in the set)"
     samples += f", {len(dataset.images) - schedule.available} validation, {test} test"
     lines = [
-        ("ranks", f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"),
+        ("ranks", _ranks(environment)),
         ("device", _devices(environment)),
         ("plan", environment["plan"]),
-        ("exchange", _exchange(environment)),
+        ("exchange", _exchange(environment, problem)),
         ("data", f"{dataset.name}: {samples} samples of {' x '.join(map(str, dataset.image_shape))} pixels"),
         ("network", f"{environment['network']}: {environment['parameters']} parameters, {settings.dtype}"),
     ]
@@ -187,6 +243,12 @@ def header(environment: dict[str, Any], problem: Problem, has_layers: bool = Fal
         lines.append(("training", plan))
         lines.append(("batches", _batches(environment)))
     return [f"{word:9s} {text}" for word, text in lines]
+
+
+def _ranks(environment: dict[str, Any]) -> str:
+    text = f"{environment['ranks']} on {environment['nodes']} node(s), {environment['mpi']}"
+    helpers = environment["helpers"]
+    return f"{text}; {helpers} more compute parts of its products" if helpers else text
 
 
 def layer_table(layers: Sequence[dict[str, Any]]) -> str:
@@ -218,8 +280,10 @@ def _devices(environment: dict[str, Any]) -> str:
     return f"{text} ({environment['device_why']})" if environment["device_why"] else text
 
 
-def _exchange(environment: dict[str, Any]) -> str:
+def _exchange(environment: dict[str, Any], problem: Problem) -> str:
     if environment["ranks"] == 1:
         return "none: one rank has nothing to sum"
     name, reason = environment["exchange"], environment["exchange_why"]
-    return f"{name}: {exchanges()[name].description}{f' ({reason})' if reason else ''}"
+    text = f"{name}: {exchanges()[name].description}{f' ({reason})' if reason else ''}"
+    asynchrony = problem.settings.asynchrony
+    return f"{text}; {asynchrony.text(environment['ranks'])}" if asynchrony.servers else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,10 @@ def require_alike(options: Options, job: Job) -> None:
         require_alike_on_ranks(job, options.common, "give all ranks the same options")
 
 
-def require_one_rank(options: Options, job: Job) -> None:
-    """Raise UserError on all ranks for what one rank alone can do. Collective."""
+def require_ranks(options: Options, job: Job) -> None:
+    """Raise UserError on all ranks for options that go with other numbers of ranks. Collective."""
+    if options.stats is not None and options.stats is not True and options.stats >= job.size:
+        raise AgreedError(f"--stats {options.stats}: the last rank is {job.size - 1}; without N: all ranks")
     if options.latency and job.size > 1:
         raise AgreedError(f"--latency: times a network on one rank, and there are {job.size}: start one")
 
@@ -83,6 +86,8 @@ def open_runtime(options: Options, job: Job, phases: Phases, console: Console) -
         device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
     for warning in device.warnings:
         console.warn(warning)
+    if phases.timeline is not None:
+        device = replace(device, driver=phases.timeline.traced_driver(device.driver))
     try:
         phases.use_device(device.driver)
         if options.profile:

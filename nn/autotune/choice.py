@@ -8,7 +8,7 @@ from pathlib import Path
 from nn.autotune.listed_step import Task
 from nn.model.network import Network
 from nn.parallel import plan_files
-from nn.parallel.plan import Plan, by_samples
+from nn.parallel.plan import FORK_JOIN, Plan, by_samples
 from nn.problem.settings import Settings
 from pyrt.driver import Driver
 from pyrt.errors import UserError
@@ -52,4 +52,8 @@ def _named(settings: Settings, network: Network, ranks: int) -> Plan:
         if groups * shards != ranks:
             raise UserError(f"--grid {settings.grid}: is for {groups * shards} ranks, not {ranks}")
         return Plan.model(groups, shards, network.depth, by_samples(network))
+    if settings.plan == FORK_JOIN:
+        if ranks > 1:
+            raise UserError(f"--plan {FORK_JOIN}: is train.py's; in a program use another plan")
+        return Plan.data(1, network.depth)
     return plan_files.load(Path(settings.plan))

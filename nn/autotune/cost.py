@@ -267,13 +267,13 @@ class Costing:
     def _buckets(self, panels: Sequence[Panel], span: Span) -> float:
         """Seconds of the exchange of these, their update in it; what it sends is counted."""
         seconds, buckets = 0.0, [panel.bucket for panel in panels]
-        for took, sent in _stages(self._rates, buckets, span, self._itemsize):
+        for took, sent in exchange_stages(self._rates, buckets, span, self._itemsize):
             self._count(f"exchange over {span.ranks} ranks", sent, took)
             seconds += took
         return seconds
 
 
-def _stages(
+def exchange_stages(
     rates: Rates, buckets: Sequence[Bucket], span: Span, itemsize: int
 ) -> Iterator[tuple[float, Traffic]]:
     """Seconds, and what a rank sends, of each stage of an exchange.
@@ -303,7 +303,7 @@ def once_an_exchange(plan: Plan, over_all: bool, rates: Rates) -> float:
         return 1e-6 * rates.operation_us
     if rates.overlaps and exchanges()[rates.exchange].overlaps:
         return 0.0
-    return sum(seconds for seconds, _ in _stages(rates, (), span, 0))
+    return sum(seconds for seconds, _ in exchange_stages(rates, (), span, 0))
 
 
 def move_kind(move: Redistribution) -> str:

@@ -61,6 +61,12 @@ class Checkpointer:
             self.is_preempted = True
         return self.is_preempted or step % self._every == 0
 
+    def is_due_where_all_meet(self, step: int) -> bool:
+        """Return the same as `is_due` for ranks that meet now, and make other steps between meetings."""
+        if self._stopping.is_agreed_now():
+            self.is_preempted = True
+        return self.is_preempted or step % self._every == 0
+
     def keep(self, progress: Progress) -> None:
         """Start to write a checkpoint of now, once the one before it is written."""
         self._settle()

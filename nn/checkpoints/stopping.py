@@ -53,6 +53,11 @@ class Stopping:
         self._next = step + interval
         return False
 
+    def is_agreed_now(self) -> bool:
+        """Return whether a rank was asked to stop, where all ranks have met anyway. Collective."""
+        self._job.wait_for_all()
+        return bool(self._job.comm.allreduce(stop_was_asked(), MPI.LOR))
+
     def close(self) -> None:
         """Wait for the pending sum, a moment at most: after an exception the other ranks may never come."""
         give_up = time.perf_counter() + _MOMENT
@@ -60,7 +65,7 @@ class Stopping:
             if time.perf_counter() > give_up:
                 return
             self._job.pause()
-        self._comm.Free()
+        self._job.leave(self._comm)
 
     def _interval(self, done: int) -> int:
         """Steps of `SECONDS`, by those that ended since the last look."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 
@@ -15,6 +17,7 @@ class Schedule:
     def __init__(self, rows: int, samples: int, batch: int, epochs: int, shuffle: bool, seed: int) -> None:
         """``samples`` of the first ``rows`` rows, repeated where there are fewer; shuffled anew each epoch
         by PCG64 seeded with (seed, 1, epoch)."""
+        self._made_of = rows, samples, batch, epochs, shuffle, seed
         self.available = rows
         """How many of the data set's first rows are for training; the others are held out."""
         self._rows = np.arange(samples) % rows
@@ -26,6 +29,11 @@ class Schedule:
         self._seed = seed
         self._epoch = -1
         self._order = self._rows
+
+    def longer(self, times: int) -> Schedule:
+        """Return the same batches over so many times as many epochs."""
+        rows, samples, batch, epochs, shuffle, seed = self._made_of
+        return Schedule(rows, samples, batch, times * epochs, shuffle, seed)
 
     @property
     def used(self) -> int:
@@ -49,6 +57,14 @@ class Schedule:
         """Samples in the batch of a step."""
         return min(self.batch, self.samples - step % self.batches * self.batch)
 
+    def samples_between(self, first: int, stop: int) -> int:
+        """Count the samples of the steps from ``first`` to ``stop``."""
+        return self._before(stop) - self._before(first)
+
+    def _before(self, step: int) -> int:
+        epochs, batches = divmod(step, self.batches)
+        return epochs * self.samples + batches * self.batch
+
     def order(self, epoch: int) -> np.ndarray:
         """Return the row numbers of an epoch in the order in which batches take them; drawn at each call."""
         if not self._shuffle:
@@ -63,6 +79,19 @@ class Schedule:
         counts = epochs * np.bincount(self._rows, minlength=self.used)
         if batches:
             counts += np.bincount(self.order(epochs)[: batches * self.batch], minlength=self.used)
+        return counts
+
+    def coverage_of(self, part: Callable[[int], tuple[int, int]], first: int, stop: int) -> np.ndarray:
+        """Count the same in the parts of the batches from step ``first`` to ``stop``.
+
+        ``part`` says which samples of a batch of so many are in its part: start and stop.
+        """
+        counts = np.zeros(self.used, int)
+        for epoch in range(self.epoch(first), self.epoch(max(first, stop - 1)) + 1):
+            order, begin = self.order(epoch), epoch * self.batches
+            for step in range(max(first, begin), min(stop, begin + self.batches)):
+                start, end = part(self.size(step))
+                np.add.at(counts, order[self.first(step) + start : self.first(step) + end], 1)
         return counts
 
     def first(self, step: int) -> int:

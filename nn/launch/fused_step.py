@@ -21,7 +21,7 @@ _MOST_ROWS, _MOST_CLASSES = 256, 32
 _THREADS, _WARPS, _WARP = 256, 8, 32
 _GAP, _CHUNK_STEP, _MOST_CHUNK = 4, 8, 128
 _CLASSES_AT_ONCE = 10
-_TILE_UNITS, _GROUPS, _MOST_ACROSS = 32, 4, 32
+_TILE_UNITS, _MOST_ACROSS = 32, 32
 _SUM_UNITS = 8
 
 _MOST_CHUNKS = 16
@@ -81,9 +81,9 @@ class FusedStepShape:
         rows, classes = self.rows, self.classes
         ends = (_up(classes, _CLASSES_AT_ONCE) + 1) * self.units + _WARP
         forward = (_tile_rows(self.units) + self.units) * (self.chunk + _GAP)
-        tile = _up(rows * self.across, 4) + rows * _TILE_UNITS + _GROUPS * _TILE_UNITS * _WARP
-        sums = _WARPS * (classes + 1) * (_SUM_UNITS + 1)
-        factors = 2 * rows * _SUM_UNITS + _up(rows * classes, 4) + _up(rows, 4) + 4
+        tile = rows * (self.across + _TILE_UNITS) + _WARPS * _TILE_UNITS * _MOST_ACROSS
+        sums = _WARPS * (classes + 1) * (_SUM_UNITS + 4)
+        factors = _up(rows * (2 * _SUM_UNITS + classes + 1), 4) + 4
         return 4 * (ends + max(forward, tile, factors + sums))
 
 

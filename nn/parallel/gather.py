@@ -29,10 +29,12 @@ class Span(NamedTuple):
 
 def gather_parameters(shard: Shard, parameters: Arena, job: Job) -> dict[str, np.ndarray]:
     """Collect all parameters on rank 0; return an empty dict on other ranks. Collective."""
+    if shard.plan.is_data:
+        mine = parameters.to_host() if job.rank == 0 else None
+        job.wait_for_all()
+        return shaped(shard.network, mine) if mine is not None else {}
     mine = parameters.to_host() if shard.group == 0 else None
     job.wait_for_all()
-    if shard.plan.is_data:
-        return shaped(shard.network, mine) if mine is not None else {}
     parts = job.comm.gather(mine)
     return (
         whole_parameters(shard.plan, shard.network, parts[: shard.plan.shards]) if parts is not None else {}
@@ -49,6 +51,8 @@ def gather_updated(
     """
     layout = Layout(shard.shapes, flat.dtype)
     job.wait_for_all()
+    if job.survives:
+        return _gather_of_survivors(shard, flat, _spans(shard, layout, updates), job)
     offered = job.comm.gather(_spans(shard, layout, updates))
     wanted = _first_owners(offered) if offered is not None else None
     mine = job.comm.scatter(wanted)
@@ -72,6 +76,25 @@ def gather_updated(
     if shard.plan.is_data:
         return shaped(shard.network, parts[0])
     return whole_parameters(shard.plan, shard.network, parts)
+
+
+def _gather_of_survivors(
+    shard: Shard, flat: DeviceArray, spans: Sequence[Span], job: Job
+) -> dict[str, np.ndarray]:
+    """Do the same at once, also what several ranks have: one that is asked may have died by then."""
+    first = {name: Layout(shard.shapes, flat.dtype).offsets[name] for name in shard.shapes}
+    mine = [
+        (span, flat.rows(first[span.name] + span.start, first[span.name] + span.stop).to_host())
+        for span in spans
+    ]
+    offered = job.comm.gather(mine)
+    if offered is None:
+        return {}
+    parts, wanted = _empty_parts(shard, flat.dtype), _first_owners([[s for s, _ in one] for one in offered])
+    _require_complete(parts, wanted)
+    for span, array in (pair for one in reversed(offered) for pair in one):
+        _in(parts, span)[:] = array
+    return shaped(shard.network, parts[0])
 
 
 def shaped(network: Network, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -68,6 +68,11 @@ class Shard:
         return cls(Plan.data(1, network.depth), network, 0)
 
     @property
+    def works(self) -> bool:
+        """Return whether it computes: parameter servers are numbered behind all ranks of the plan."""
+        return self.rank < self.plan.ranks
+
+    @property
     def group(self) -> int:
         return self.rank // self.plan.shards
 
@@ -80,8 +85,8 @@ class Shard:
         return region(spread, shape, self.plan.shards, self.index)
 
     def group_samples(self, batch: int) -> tuple[int, int]:
-        """Start and stop of the group's part of so many samples."""
-        return share(batch, self.plan.groups, self.group)
+        """Start and stop of the group's part of so many samples; none for a parameter server."""
+        return share(batch, self.plan.groups, self.group) if self.works else (batch, batch)
 
     def rows(self, layer: int, samples: int) -> tuple[int, int]:
         """Start and stop of those of the group's samples of which this rank takes inputs of a layer (of

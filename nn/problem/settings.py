@@ -19,7 +19,9 @@ from nn.input.augment import Augmentation
 from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
+from nn.parallel.plan import FORK_JOIN
 from pyrt.errors import UserError, shown
+from pyrt.exchange import SYNCHRONOUS, Asynchrony
 from pyrt.exchange.registry import asynchronous, choices
 
 ERRORS = STOP, WARN = ("stop", "warn")
@@ -87,7 +89,8 @@ class Settings:
     plan: str = option(
         "data",
         "what ranks split: data (each batch), model (weights by rows and columns), auto (what should be "
-        "fastest here, measured once), or a plan's JSON file",
+        "fastest here, measured once), fork-join (each product of rank 0, to compare with), or a plan's JSON "
+        "file",
         "PLAN",
     )
     grid: str | None = option(
@@ -95,12 +98,32 @@ class Settings:
     )
     exchange: str = option(
         "auto",
-        "how gradients are summed over ranks; auto: the fastest that works here; hogwild: not at all, ranks "
-        "update shared parameters and wait for nobody",
+        "how gradients are summed over ranks; auto: the fastest that works here; hogwild and server: not at "
+        "all, ranks update parameters that they share, or that --servers hold, and wait for nobody",
         choices=("auto", *choices(), *asynchronous()),
         unoffered=("local",),  # no exchange: for measurements
     )
     atomic: bool = option(False, "with --exchange hogwild: lose no update where ranks make two at once")
+    servers: int = option(
+        1, "with --exchange server: the first S ranks hold the parameters, all others are workers", "S"
+    )
+    staleness: str = option(
+        "inf",
+        "with --exchange server: a worker may be K steps ahead of the slowest; 0: training is synchronous; "
+        "inf: it never waits",
+        "K",
+    )
+    shards_kept: int = option(
+        1, "with --elastic: each shard of the parameters is on so many servers, 1 or 2; then one may die", "N"
+    )
+    epoch_barrier: bool = option(
+        True,
+        "with --exchange hogwild or server: workers wait for each other at the end of an epoch, for its "
+        "loss and its validation",
+    )
+    slow_rank: str | None = option(
+        None, "let the steps of rank R take F times as long, to see what that costs the others", "R:F"
+    )
     ranks_per_node: int | None = option(
         None, "so many consecutive ranks count as a node, for --exchange peer and hierarchical", "K"
     )
@@ -176,17 +199,56 @@ class Settings:
             raise UserError("--grid: goes with --plan model")
         if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
             raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
+        if self.plan == FORK_JOIN and (self.exchange != "auto" or self.checkpoint is not None):
+            raise UserError(f"--plan {FORK_JOIN}: rank 0 alone trains: leave out --exchange and --checkpoint")
         is_asynchronous = self.exchange in asynchronous()
         if is_asynchronous and self.plan != "data":
             raise UserError(
                 f"--exchange {self.exchange}: each rank has all weights: leave out --plan, --grid"
             )
-        if self.atomic and not is_asynchronous:
-            raise UserError(f"--atomic: goes with --exchange {' or '.join(asynchronous())}")
+        self._check_asynchrony()
         if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
             raise UserError(
                 "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"
             )
+
+    def _check_asynchrony(self) -> None:
+        if self.atomic and self.exchange != "hogwild":
+            raise UserError("--atomic: goes with --exchange hogwild")
+        require("servers", self.servers, self.servers >= 1, "a whole number, 1 or more")
+        if not re.fullmatch("inf|0|[1-9][0-9]{0,8}", self.staleness):
+            raise UserError(f"--staleness {shown(self.staleness)}: must be steps, 0 or more, or inf")
+        if not self.epoch_barrier and self.exchange not in asynchronous():
+            raise UserError(f"--no-epoch-barrier: goes with --exchange {' or '.join(asynchronous())}")
+        if self.slow_rank is not None:
+            self.slowed  # noqa: B018 (raises)
+        require("shards_kept", self.shards_kept, self.shards_kept in (1, 2), "1 or 2")
+        if self.shards_kept > self.servers:
+            raise UserError("--shards-kept 2: needs two servers or more: give --servers 2")
+        for name in ("servers", "staleness", "shards_kept"):
+            if self.exchange != "server" and getattr(self, name) != getattr(Settings, name):
+                raise UserError(f"{flag(name)}: goes with --exchange server")
+
+    @property
+    def slowed(self) -> tuple[int, float] | None:
+        """The rank that is slow, and how many times as long its steps take; None: none is."""
+        if self.slow_rank is None:
+            return None
+        found = re.fullmatch(r"(\d{1,7}):(\d{1,6}(?:\.\d{1,6})?)", self.slow_rank)
+        if found is None or float(found[2]) < 1:
+            raise UserError(
+                f"--slow-rank {shown(self.slow_rank)}: must be a rank, and how many times as long its steps "
+                "take, as 3:4.0"
+            )
+        return int(found[1]), float(found[2])
+
+    @property
+    def asynchrony(self) -> Asynchrony:
+        """How ranks that do not wait for each other work together."""
+        if self.exchange not in asynchronous():
+            return SYNCHRONOUS
+        servers = self.servers if self.exchange == "server" else 0
+        return Asynchrony(self.atomic, servers, float(self.staleness), self.shards_kept)
 
     @property
     def _files(self) -> list[str]:
@@ -197,6 +259,11 @@ class Settings:
         """Count the steps between two checkpoints, with so many batches an epoch."""
         count = int(self.checkpoint_every.removesuffix("ep"))
         return count * batches if self.checkpoint_every.endswith("ep") else count
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a kernel may do the work of several operations."""
+        return not self.profile and self.plan != FORK_JOIN
 
     @property
     def check_tolerance(self) -> float:

@@ -142,6 +142,19 @@ class RankModel:
         return Pass(self.shard, self.parameters, self.activations, source, scale)
 
 
+@dataclass(frozen=True)
+class Role:
+    """What becomes of a rank's gradients."""
+
+    is_alone: bool = False
+    """Whether they are applied by themselves, not summed: its part of a batch is a batch of its own."""
+    updates: bool = True
+    """Whether it updates parameters, and keeps what the optimiser needs for that."""
+
+
+SUMMED = Role()
+
+
 class TrainingArrays:
     """What training adds to a model: gradients, what the optimiser keeps, and the buckets that leave."""
 
@@ -152,6 +165,7 @@ class TrainingArrays:
         exchanges: tuple[str, str],
         augmenter: Augmenter | None = None,
         constraint: Constraint | None = None,
+        role: Role = SUMMED,
     ) -> None:
         """``exchanges`` are those over all ranks, and over the ranks of a shard."""
         driver, shard = model.driver, model.shard
@@ -159,7 +173,10 @@ class TrainingArrays:
         with driver.ledger.of("gradients"):
             self.gradients = Arena(driver, gradient_layout(shard, model.numbers.dtype))
         with driver.ledger.of("momentum"):
-            self.state = OptimiserState(driver, optimiser, model.parameters.layout)
+            layout = model.parameters.layout
+            self.state = OptimiserState(
+                driver, optimiser, layout if role.updates else Layout({}, layout.dtype)
+            )
         with driver.ledger.of("gradients"):
             self._constrained = (
                 ConstrainedGradients(shard, constraint, model.parameters) if constraint is not None else None
@@ -168,13 +185,13 @@ class TrainingArrays:
         self._step = DeviceArray.from_host(driver, np.zeros(1, np.int32)) if draws else None
         self.panels = panels(shard, self.gradients.layout, *exchanges)
         in_one_graph = all(facts()[name].on_device and not facts()[name].overlaps for name in exchanges)
-        self._is_asynchronous = facts()[exchanges[0]].asynchronous
+        self._role = role
         self._may_run_beside = model.kernels is not None and not model.numbers.apart and in_one_graph
 
     def step(self, source: Source, batch: int) -> list[Item]:
         """List the operations from the images to this rank's gradients, for its part of such a batch.
 
-        They are those of the batch's mean loss or, where workers wait for nobody, of the part's.
+        They are those of the batch's mean loss or, where the part is a batch of its own, of the part's.
         """
         return self._model.place(self.step_without_places(source, batch)).items
 
@@ -184,7 +201,7 @@ class TrainingArrays:
         start, stop = model.shard.group_samples(batch)
         work = replace(model.passes(source), draws=self._draws(start), constrained=self._constrained)
         samples = stop - start
-        mean_of = samples if self._is_asynchronous else batch
+        mean_of = samples if self._role.is_alone else batch
         items = model.fused(work.gradients(self.gradients, self.panels, samples, mean_of))
         if self._may_run_beside and not any(isinstance(item, StartRedistribution) for item in items):
             assert model.kernels is not None
@@ -214,11 +231,11 @@ class TrainingArrays:
             model.network, self._optimiser, *arrays, model.kernels, ring, model.components, wrap
         )
 
-    def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
-        """Take this rank's part of what the optimiser kept of all parameters after so many steps."""
+    def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int, updates: int) -> None:
+        """Take this rank's part of what the optimiser kept of all parameters after so many steps, updates."""
         for name, arrays in whole.items():
             self.state.arenas[name].set(self._model.shard.cut(dict(arrays)))
-        self.state.start(step)
+        self.state.start(updates)
         if self._step is not None:
             self._step.set(np.array([step], np.int32))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,16 +29,30 @@ class OptimiserState:
         """Zeros, laid out as the parameters."""
         self._optimiser = optimiser
         self.arenas = {name: Arena(driver, layout) for name in optimiser.states}
-        clock = (optimiser.clock,)
         self.counts = optimiser.clock > 0
         """Whether it counts steps."""
-        self.clock = DeviceArray.empty(driver, clock, "f8") if self.counts else None
+        self._driver, self._apart = driver, list[OptimiserState]()
+        self._make_clock()
+
+    def _make_clock(self) -> None:
+        clock = (self._optimiser.clock,)
+        self.clock = DeviceArray.empty(self._driver, clock, "f8") if self.counts else None
         self.start(0)
 
+    def apart(self) -> OptimiserState:
+        """Return the same state with a count of steps of its own."""
+        made = copy(self)
+        made._apart = []
+        made._make_clock()
+        self._apart.append(made)
+        return made
+
     def start(self, step: int) -> None:
-        """Begin after so many steps."""
+        """Begin after so many steps; so do those that were made by `apart`."""
         if self.clock is not None:
             self.clock.set(np.array(self._optimiser.clock_at(step), np.float64))
+        for other in self._apart:
+            other.start(step)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,10 @@ class ParameterUpdate:
         if ring is not None and (self._ends_apart or not segments):
             works.append(("keep loss", EndStep(self.arrays, ring)))
         return [Operation(name, STEP, work) for name, work in works]
+
+    def apart(self) -> ParameterUpdate:
+        """Return the same update, which counts its steps by itself."""
+        return replace(self, state=self.state.apart())
 
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         """Pack the update of these buckets, by the ranks that own the shards; it ends the step."""

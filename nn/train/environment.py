@@ -22,6 +22,7 @@ def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
     nodes = job.comm.allreduce(job.node.rank == 0)
     return {
         "ranks": job.size,
+        "helpers": prepared.fork.helpers if prepared.fork is not None else 0,
         "nodes": int(nodes),
         "device": driver.name,
         "devices": [name for _, name in devices],

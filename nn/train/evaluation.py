@@ -12,10 +12,12 @@ from nn.input.dataset import Samples
 from nn.input.upload_queue import Slot, UploadQueue
 from nn.model import reference
 from nn.parallel.plan import WHOLE
+from nn.parallel.shard import Shard
 from nn.program.rank_model import RankModel
 from nn.program.step import bind_all
 from nn.train.rank_resources import RankResources
 from pyrt.arrays import DeviceArray, pinned
+from pyrt.job import Job
 
 TOP = 5
 
@@ -65,6 +67,13 @@ def classes_ahead(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return (~(logits <= true) | ((logits == true) & is_before)).sum(axis=1)
 
 
+def _part(shard: Shard, job: Job, samples: int) -> tuple[int, int]:
+    """Return start and stop of this rank's part; where ranks may die the first has all: no part is lost."""
+    if not job.survives:
+        return shard.group_samples(samples)
+    return (0, samples) if job.rank == 0 else (samples, samples)
+
+
 class Evaluator:
     """The forward pass over one set, each group of ranks its contiguous part, a few rows at a time."""
 
@@ -79,7 +88,7 @@ class Evaluator:
         self._model, self._job, self._streams = model, job, streams
         self._driver = driver
         images, self.labels = samples
-        first, last = model.shard.group_samples(len(images))
+        first, last = _part(model.shard, job, len(images))
         chunk = max(1, min(model.activations.samples, last - first))
         self._chunks = [(start, min(start + chunk, last)) for start in range(first, last, chunk)]
         copying = phases.phase("evaluation images host -> device", streams.upload)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from nn.input import placement
 from nn.input.distribute import held_bytes, is_in_parts
@@ -17,6 +17,7 @@ from nn.launch.kernels import Kernels
 from nn.parallel.buckets import gradient_layout
 from nn.parallel.shard import Shard
 from nn.problem.problem import Problem
+from nn.train.fork_join import Fork
 from nn.train.rank_resources import RankGroups, RankResources
 from nn.train.setup import set_up
 from pyrt.arrays import Layout
@@ -87,7 +88,13 @@ class Needs:
 
 
 def rehearse(
-    problem: Problem, shard: Shard, groups: RankGroups, job: Job, driver: Driver, where: str
+    problem: Problem,
+    shard: Shard,
+    groups: RankGroups,
+    job: Job,
+    driver: Driver,
+    where: str,
+    fork: Fork | None = None,
 ) -> tuple[Needs, list[str]]:
     """Count what a run would need of this driver and the host, on this rank; list the sources of its kernels.
 
@@ -101,6 +108,7 @@ def rehearse(
         kernels = Kernels(KernelLibrary(null), options.dtype, options.gemm, options.math, options.conv)
     phases = Phases(time.perf_counter())
     resources = RankResources.make(job, Streams(null), phases, kernels, groups, options.dtype, largest)
+    resources = replace(resources, fork=fork)
     with closing(resources.links):
         setup = set_up(problem, shard, resources, where, graphs=False)
         lines = lines_of(null.ledger, shard, setup.model.parameters.layout)
@@ -209,7 +217,12 @@ class Rehearsal:
 
 
 def choose_placement(
-    problem: Problem, shard: Shard, groups: RankGroups, job: Job, driver: Driver
+    problem: Problem,
+    shard: Shard,
+    groups: RankGroups,
+    job: Job,
+    driver: Driver,
+    fork: Fork | None = None,
 ) -> Rehearsal:
     """Choose the placement asked for or, for ``auto``, resident where that fits on every rank.
 
@@ -219,7 +232,7 @@ def choose_placement(
     asked = problem.settings.placement
 
     def placed(where: str) -> Rehearsal:
-        needs, sources = rehearse(problem, shard, groups, job, driver, where)
+        needs, sources = rehearse(problem, shard, groups, job, driver, where, fork)
         return Rehearsal(where, needs, pools(needs, job, driver), sources)
 
     with job.agree():

@@ -12,13 +12,15 @@ from nn.launch.conv.versions import common_convolution, runs_convolution
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.versions import common_gemm, fastest_gemm, runs_gemm
 from nn.launch.kernels import Kernels
-from nn.parallel.plan import Plan
+from nn.parallel.plan import FORK_JOIN, Plan
 from nn.parallel.shard import Shard
 from nn.problem.problem import Problem
 from nn.problem.settings import Settings
+from nn.train.fork_join import Fork
 from nn.train.memory_needs import Rehearsal, choose_placement
 from nn.train.rank_resources import RankGroups, RankResources
-from nn.train.workers import require_asynchronous
+from nn.train.slow_rank import require_worker
+from nn.train.workers import require_asynchronous, roles_of
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.choose import ExchangeChoice
@@ -37,37 +39,47 @@ class Prepared:
     shard: Shard
     groups: RankGroups
     rehearsal: Rehearsal
+    fork: Fork | None = None
+    """What lets other ranks compute parts of products, with the plan fork-join."""
 
 
-def prepare(problem: Problem, runtime: Runtime, resume_point: ResumePoint) -> Prepared:
+def prepare(
+    problem: Problem, runtime: Runtime, resume_point: ResumePoint, fork: Fork | None = None
+) -> Prepared:
     """Decide all that is left open. Collective; UserError on all ranks for what cannot be."""
     settings, driver, phases = problem.settings, runtime.driver, runtime.phases
     resume_point = resume_point.of(problem)
     choice = runtime.choose_exchange(resume_point.exchange(settings, driver), settings.ranks_per_node)
-    if problem.trains:
-        with runtime.job.agree():
-            require_asynchronous(
-                choice.name, runtime.job.size, problem.schedule, problem.constraint is not None
-            )
-    plan = _choose_plan(problem, runtime, choice, resume_point)
-    shard = Shard(plan, problem.network, runtime.job.rank)
+    with runtime.job.agree():
+        roles = roles_of(problem, choice.name, runtime.job.size)
+        if problem.trains:
+            require_asynchronous(choice.name, roles, problem)
+            require_worker(settings, roles)
+    plan = _choose_plan(problem, runtime, choice, resume_point, roles.workers)
+    if fork is not None:
+        plan = replace(plan, why=f"each product is forked to {fork.helpers} more")
+    # Servers, the first ranks, take part behind the workers: in nothing but the exchange.
+    shard = Shard(plan, problem.network, (runtime.job.rank - roles.servers) % roles.ranks)
     groups = RankGroups.of(choice, shard)
     with phases.phase("count memory"):
-        rehearsal = choose_placement(problem, shard, groups, runtime.job, driver)
-    return Prepared(problem, resume_point, shard, groups, rehearsal)
+        rehearsal = choose_placement(problem, shard, groups, runtime.job, driver, fork)
+    return Prepared(problem, resume_point, shard, groups, rehearsal, fork)
 
 
 def _choose_plan(
-    problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint
+    problem: Problem, runtime: Runtime, choice: ExchangeChoice, resume_point: ResumePoint, workers: int
 ) -> Plan:
-    """Return the plan named, else the one chosen before, else the one that should be fastest."""
+    """Return the plan named, else the one chosen before, else the one that should be fastest.
+
+    It is for so many ranks, all but parameter servers.
+    """
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
     if settings.plan == AUTO:
         plan = resume_point.plan(network, runtime.driver)
     else:
         with job.agree():
             if job.rank == 0:  # a file may be on this rank's node alone
-                plan = choose_plan(settings, network, job.size)
+                plan = choose_plan(settings, network, workers)
         plan = job.comm.bcast(plan)
     if plan is not None:
         return plan
@@ -89,9 +101,10 @@ def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
     problem, job, driver = prepared.problem, runtime.job, runtime.driver
     kernels = _kernels(prepared, runtime) if driver.has_kernels else None
     largest = prepared.shard.largest_received(problem.schedule.batch)
-    return RankResources.make(
+    resources = RankResources.make(
         job, runtime.streams, runtime.phases, kernels, prepared.groups, problem.settings.dtype, largest
     )
+    return replace(resources, fork=prepared.fork)
 
 
 def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
@@ -108,8 +121,8 @@ def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
 
 
 def replays_graphs(settings: Settings, driver: Driver) -> bool:
-    """Return whether graphs replay the steps; with --profile or --check-each the host waits within a step."""
-    waits = settings.profile or settings.check_each is not None
+    """Return whether graphs replay the steps; with some settings the host waits within a step."""
+    waits = settings.profile or settings.check_each is not None or settings.plan == FORK_JOIN
     return settings.graph and not waits and driver.has_kernels
 
 

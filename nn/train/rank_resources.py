@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from nn.launch.kernels import Kernels
 from nn.parallel.shard import Shard
+from nn.train.fork_join import Fork
 from pyrt.driver import Driver
 from pyrt.exchange.choose import ExchangeChoice
 from pyrt.job import Job, agreed_by_some
@@ -62,6 +63,8 @@ class RankResources:
     groups: RankGroups
     links: Redistributor
     """Of the ranks of a group, whose activations move."""
+    fork: Fork | None = None
+    """What lets other ranks compute parts of this one's products, with the plan fork-join."""
 
     @classmethod
     def make(

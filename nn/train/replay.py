@@ -72,6 +72,9 @@ class Steps(Protocol):
     def start(self, count: int, timed: bool) -> None:
         """Queue so many of them, or of a single one all that comes before the end of its exchange."""
 
+    def launch(self) -> None:
+        """Queue one of them as ``start`` does, but launch each of its operations."""
+
     def finish(self) -> None:
         """Queue what ``start`` has left."""
 
@@ -83,6 +86,9 @@ class Launched:
         self._step, self._exchange = step, exchange
 
     def start(self, count: int, timed: bool) -> None:
+        self._step.run()
+
+    def launch(self) -> None:
         self._step.run()
 
     def finish(self) -> None:
@@ -100,12 +106,15 @@ class Replayed:
         most: int,
     ) -> None:
         """Capture graphs of up to ``most`` steps at once; ``step`` has a `Gate` for its exchange."""
-        self._step, self._exchange = step, exchange
+        self._step, self._exchange, self._recorder = step, exchange, recorder
         self._timed = recorder.record(partial(self._work, 1), timed=True)
         self._plain = [recorder.record(partial(self._work, 1 << log)) for log in range(most.bit_length())]
 
     def start(self, count: int, timed: bool) -> None:
         (self._timed if timed else self._plain[count.bit_length() - 1])()
+
+    def launch(self) -> None:
+        self._recorder.launch(partial(self._work, 1))
 
     def finish(self) -> None:
         if not self._exchange.on_device:

@@ -49,7 +49,7 @@ def set_up(problem: Problem, shard: Shard, resources: RankResources, placement: 
             numbers = Numbers(
                 settings.dtype,
                 resources.kernels,
-                settings.profile,
+                not settings.fuses,
                 settings.check_each is not None,
                 settings.pixel_scale,
                 settings.seed,

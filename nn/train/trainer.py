@@ -30,6 +30,7 @@ from nn.problem.settings import Settings
 from nn.train.environment import describe
 from nn.train.evaluation import Evaluator, Scores
 from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_versions
+from nn.train.recorded_steps import RecordedSteps
 from nn.train.setup import set_up
 from nn.train.training import Diverged, Training, Watcher
 from pyrt.errors import UserError
@@ -102,14 +103,19 @@ class Trainer:
         self._checkpointer: Checkpointer | None = None
 
     def start(
-        self, initial: Mapping[str, np.ndarray] | None, checks: bool = False, watcher: Watcher | None = None
+        self,
+        initial: Mapping[str, np.ndarray] | None,
+        checks: bool = False,
+        watcher: Watcher | None = None,
+        record: Callable[[int], RecordedSteps | None] | None = None,
     ) -> None:
         """Start from the checkpoint if there is one, else from ``initial``; None: draw them from the seed.
 
         To be called once, before the first step.
 
         With ``checks`` the result will be compared with the NumPy reference from the same start: then a
-        resumed run must have the initial parameters of the first one.
+        resumed run must have the initial parameters of the first one. ``record`` makes what records some
+        steps, for a training of which so many steps are done.
         """
         problem, job = self.problem, self.runtime.job
         with self.runtime.phases.phase("train setup"):
@@ -122,7 +128,8 @@ class Trainer:
                 if self.setup.training is not None:
                     self.setup.training.set_state(found.states, found.progress.step)
         if self.setup.training is not None:
-            self.setup.training.begin(found.progress, self.setup.validation, watcher)
+            recorded = record(found.progress.step) if record is not None else None
+            self.setup.training.begin(found.progress, self.setup.validation, watcher, recorded)
 
     def __enter__(self) -> Trainer:
         return self

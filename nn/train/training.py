@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import numpy as np
 
 from nn.checkpoints.checkpointer import Checkpointer
+from nn.input.schedule import Schedule
+from nn.input.source import Batches
 from nn.parallel.gather import gather_updated
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch, Progress
@@ -18,15 +21,17 @@ from nn.train.check_each import TOLERANCES, CheckedOperation
 from nn.train.epoch_clock import EpochClock
 from nn.train.epoch_log import EpochLog
 from nn.train.evaluation import Evaluator
+from nn.train.legs import Legs
 from nn.train.losses import RING, LossLog
 from nn.train.rank_resources import RankResources
-from nn.train.replay import MOST, Run, Steps, next_run
+from nn.train.recorded_steps import RecordedSteps
+from nn.train.replay import MOST
+from nn.train.step_queue import StepQueue
 from nn.train.training_batches import open_batches
 from nn.train.training_exchange import ExchangeOpener
 from nn.train.training_steps import StepMaker
-from nn.train.workers import Workers
+from nn.train.workers import AsynchronousReport, LostRank, Workers, own_schedule, role_of
 from pyrt.exchange import QueueWork
-from pyrt.graphs import Recorder
 from pyrt.job import AgreedError
 
 READ_EVERY = 4
@@ -47,6 +52,31 @@ class Watcher:
 
     def loss(self, step: int, epoch: int, loss: float) -> None:
         """Note the loss of a step that ``print_every`` asks for; step and epoch count from 1."""
+
+    def lost(self, rank: LostRank) -> None:
+        """Note that a rank has died, and training goes on."""
+
+
+class ToldOfLegs:
+    """Passes on to a watcher what the first parameter server is told, and keeps it."""
+
+    def __init__(self, watcher: Watcher, schedule: Schedule, every: int | None) -> None:
+        """The losses of each ``every``-th step are wanted."""
+        self._watcher, self._schedule, self._every = watcher, schedule, every
+        self.printed: list[tuple[int, float]] = []
+        self.lost_ranks: list[LostRank] = []
+
+    def step(self, step: int, loss: float) -> None:
+        """See `nn.train.legs.Told`."""
+        self._watcher.queued(1)
+        if self._every is not None and (step + 1) % self._every == 0:
+            self.printed.append((step + 1, loss))
+            self._watcher.loss(step + 1, self._schedule.epoch(step) + 1, loss)
+
+    def lost(self, rank: LostRank) -> None:
+        """See `nn.train.legs.Told`."""
+        self.lost_ranks.append(rank)
+        self._watcher.lost(rank)
 
 
 class Training:
@@ -73,66 +103,59 @@ class Training:
         """So many steps are queued."""
         self.loss = math.nan
         """Of the last step whose loss was read."""
-        self._graphs = graphs
+        self._own_schedule = own_schedule(problem, resources.groups.all.name, model.shard)
         with ExitStack() as opened:
             with resources.job.agree():  # memory may end on one of them, and exchanges wait for all
-                self._allocate()
-                with resources.driver.ledger.of("batches"):
-                    made = open_batches(problem, model.shard, resources, placement)
-                self._batches = opened.enter_context(closing(made))
+                self._allocate(problem)
+                batches = self._open_batches(problem, placement, opened)
             opener = ExchangeOpener(
-                model, self._arrays, resources, self._log.ring, self._checked, self._settings.atomic
+                model, self._arrays, resources, self._log.ring, self._wrapped, self._settings.asynchrony
             )
             self._exchange = opener.open(opened)
-            self.workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
-            """Those that do not wait for each other, if it is so."""
-            self._maker = StepMaker(
-                model, self._arrays, resources, self._batches, self._exchange, self._checked
-            )
+            self._workers = Workers.of(self._exchange, resources, model.shard, self._schedule)
+            self._legs = Legs.of(self._exchange, resources, model.shard, self._schedule, self._settings)
             with resources.job.agree():
-                self._steps = self._make_all_steps()
+                self._queue = self._make_queue(batches, graphs) if batches is not None else None
             self._opened = opened.pop_all()
-        ends = [self._batches.steps_at_once, problem.settings.print_every, self._steps_between_checkpoints()]
-        self._ends = [end for end in ends if end is not None]
 
     def close(self) -> None:
         """Free what is shared with other processes, and end threads. Safe to call twice."""
         self._opened.close()
 
-    def _steps_between_checkpoints(self) -> int | None:
-        if self._settings.checkpoint is None:
+    def _open_batches(self, problem: Problem, placement: str, opened: ExitStack) -> Batches | None:
+        """Open the batches of this rank; a parameter server has none."""
+        resources, shard = self._resources, self._model.shard
+        if not shard.works:
             return None
-        return self._settings.steps_between_checkpoints(self._schedule.batches)
+        own = replace(problem, schedule=self._own_schedule)
+        with resources.driver.ledger.of("batches"):
+            made = open_batches(own, shard, resources, placement)
+        return opened.enter_context(closing(made))
 
-    def _allocate(self) -> None:
+    def _make_queue(self, batches: Batches, graphs: bool) -> StepQueue:
+        maker = StepMaker(self._model, self._arrays, self._resources, batches, self._exchange, self._wrapped)
+        self._maker = maker
+        return StepQueue(maker, self._own_schedule, self._settings, graphs)
+
+    def _allocate(self, problem: Problem) -> None:
         model, resources = self._model, self._resources
         driver, streams, phases = resources.driver, resources.streams, resources.phases
         exchanges = resources.groups.all.name, resources.groups.same_shard.name
-        self._arrays = TrainingArrays(model, self._optimiser, exchanges, self._augmenter, self._constraint)
+        role = role_of(problem, exchanges[0], model.shard)
+        self._arrays = TrainingArrays(
+            model, self._optimiser, exchanges, self._augmenter, self._constraint, role
+        )
         self._panels = self._arrays.panels
-        self._iteration = phases.phase("batch iteration", streams.compute)
         self._clock = EpochClock(driver, streams.compute, most=RING)
         reading = phases.phase("losses device -> host")
         with driver.ledger.of("losses"):
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
 
-    def _steps_at_once(self) -> int:
-        """Return the most steps that one graph holds: one, unless nothing in a step needs the host."""
-        schedule, every = self._schedule, self._settings.print_every
-        if not (self._exchange.on_device and self._resources.links.on_device):
-            return 1
-        return min(MOST, schedule.samples // schedule.batch, self._batches.steps_at_once, every or MOST)
-
-    def _make_all_steps(self) -> dict[int, Steps]:
-        """Make the steps of each size of batch."""
-        self.most, sizes, full = 1, self._schedule.sizes, self._schedule.batch
-        if not self._graphs:
-            return {size: self._maker.launched(size) for size in sizes}
-        self.most, resources = self._steps_at_once(), self._resources
-        recorder = Recorder(resources.driver, resources.streams.compute, resources.phases)
-        return {
-            size: self._maker.replayed(size, recorder, self.most if size == full else 1) for size in sizes
-        }
+    def _wrapped(self, operation: Operation, queue: QueueWork) -> QueueWork:
+        """Put around the operation what the settings ask for."""
+        if self._resources.fork is not None:
+            queue = self._resources.fork.wrap(operation, queue, self._resources.kernels)
+        return self._checked(operation, queue)
 
     def _checked(self, operation: Operation, queue: QueueWork) -> QueueWork:
         """Wrap the operation in a check against NumPy, in the first steps, if --check-each asks for it."""
@@ -144,7 +167,7 @@ class Training:
 
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
         """Take this rank's part of what the optimiser kept after so many steps; without any: zeros."""
-        self._arrays.set_state(whole, step)
+        self._arrays.set_state(whole, step, self._legs.updates(step) if self._legs is not None else step)
 
     def whole_state(self) -> dict[str, dict[str, np.ndarray]]:
         """Gather all that the optimiser keeps of parameters on rank 0; empty dicts on others. Collective."""
@@ -162,16 +185,33 @@ class Training:
             *update.operations(*(panel.bucket for panel in self._panels), ends_step=True),
         ]
 
-    def begin(self, start: Progress, validation: Evaluator | None, watcher: Watcher | None = None) -> None:
+    def begin(
+        self,
+        start: Progress,
+        validation: Evaluator | None,
+        watcher: Watcher | None = None,
+        recorded: RecordedSteps | None = None,
+    ) -> None:
         """Go on behind ``start``: to be called once, before `advance`. Epochs end with the validation."""
-        self._log_of_epochs = EpochLog(self._schedule, validation, start, self._clock, self.workers)
-        if self.workers is not None:
-            self.workers.begin()
-        self._validation, self._watcher = validation, watcher or Watcher()
+        self._log_of_epochs = EpochLog(
+            self._schedule,
+            validation,
+            start,
+            self._clock,
+            self._workers,
+            self._settings.epoch_barrier,
+        )
+        if self._workers is not None:
+            self._workers.begin()
+        if self._legs is not None:
+            self._legs.begin(start.step)
+        self._validation, self._watcher, self._recorded = validation, watcher or Watcher(), recorded
+        self._told = ToldOfLegs(self._watcher, self._schedule, self._settings.print_every)
+        self.printed = self._told.printed
         self.step = start.step
-        if start.step < self._schedule.steps:
-            self._log.start(start.step)
-            self._batches.start(start.step)
+        self._log.start(start.step)
+        if self._queue is not None:
+            self._queue.start(start.step, recorded)
 
     def advance(self, stop: int, most: int, reads: Callable[[int], bool]) -> list[Epoch]:
         """Queue up to ``most`` steps, not past ``stop``; return the epochs whose last losses have been read.
@@ -182,17 +222,16 @@ class Training:
         Without validation the steps of an epoch are queued before the last losses of the one before are
         read: the device never waits for the host in between.
         """
-        run = Run(self.step, 1, False)
-        if self._graphs:
-            run = next_run(self._schedule, self.step, stop, min(most, self.most), self._ends)
-        self._queue(run)
+        assert self._queue is not None  # parameter servers train in legs
+        run = self._queue.next_run(self.step, stop, most)
+        self._queue.queue(run)
         self.step = run.stop
         log, ended = self._log_of_epochs, []
         log.queued(run.stop)
         is_read = reads(run.stop)
         losses = self._log.read(run.stop, now=is_read or self._waits(run.stop))
-        if self.workers is not None and (is_read or self._ends_epoch(run.stop)):
-            self.workers.meet()
+        if self._workers is not None and (is_read or self._meets(run.stop)):
+            self._workers.meet()
         for step, loss in losses:
             self._check(step, loss)
             self.loss = loss
@@ -201,8 +240,13 @@ class Training:
                 self._require_finite(epoch)
                 ended.append(epoch)
         if is_read:
-            log.collect()
+            known_now = log.collect()
+            for epoch in known_now:
+                self._require_finite(epoch)
+            ended += known_now
         self._watcher.queued(run.steps)
+        if self._recorded is not None:
+            self._recorded.end(run.first)
         return ended
 
     def epochs(self, last: int, checkpointer: Checkpointer | None = None) -> Iterator[Epoch]:
@@ -210,6 +254,10 @@ class Training:
 
         The ``checkpointer`` may keep checkpoints, and stop before the last step: see `progress`.
         """
+        self._log_of_epochs.go_on()
+        if self._legs is not None:
+            yield from self._epochs_in_legs(self._legs, last, checkpointer)
+            return
         due = False
 
         def reads(step: int) -> bool:
@@ -217,14 +265,45 @@ class Training:
             due = checkpointer is not None and checkpointer.is_due(step, self._log_of_epochs.step)
             return due or step == last
 
-        self._log_of_epochs.go_on()
         while self.step < last:
-            yield from self.advance(last, self.most, reads)
+            yield from self.advance(last, MOST, reads)
             if due and checkpointer is not None:
                 checkpointer.keep(self.progress)
                 self._log_of_epochs.go_on()
                 if checkpointer.is_preempted:
                     break
+
+    def _epochs_in_legs(self, legs: Legs, last: int, checkpointer: Checkpointer | None) -> Iterator[Epoch]:
+        """Do the same where parameter servers decide who makes the next step."""
+        while self.step < last:
+            self.step, sums = legs.run(
+                self.step, last, checkpointer is not None, self._make_own_step, self._told
+            )
+            ended = self._log_of_epochs.add_leg(self.step, sums)
+            self.loss = sum(total for total, _ in sums.values()) / max(1, sum(n for _, n in sums.values()))
+            for epoch in ended:
+                self._require_finite(epoch)
+            due = checkpointer is not None and checkpointer.is_due_where_all_meet(self.step)
+            yield from ended
+            if due and checkpointer is not None:
+                checkpointer.keep(self.progress)
+                self._log_of_epochs.go_on()
+                if checkpointer.is_preempted:
+                    break
+
+    def _make_own_step(self, step: int) -> None:
+        """Make a step of this worker, whose number is its own."""
+        assert self._queue is not None
+        self._queue.queue(self._queue.next_run(step, step + 1, 1))
+
+    def asynchronous_report(self) -> AsynchronousReport | None:
+        """Tell of workers that do not wait for each other, where all have met; None where they do.
+
+        Collective.
+        """
+        if self._legs is not None:
+            return self._legs.report(self._told.lost_ranks)
+        return self._workers.report(self.step) if self._workers is not None else None
 
     @property
     def progress(self) -> Progress:
@@ -237,28 +316,21 @@ class Training:
         NumPy has done these steps: reading their losses waits for nothing.
         """
         is_done = not self._resources.driver.has_kernels
-        meets = self._validation is not None or self.workers is not None
+        validates = self._validation is not None and self._settings.epoch_barrier
         return (
             is_done
-            or (self._ends_epoch(stop) and meets)
+            or self._meets(stop)
+            or (self._ends_epoch(stop) and validates)
             or self._prints(stop - 1)
             or stop == self._schedule.steps
         )
 
+    def _meets(self, stop: int) -> bool:
+        """Return whether workers wait for each other behind these steps, whatever else there is to do."""
+        return self._workers is not None and self._settings.epoch_barrier and self._ends_epoch(stop)
+
     def _ends_epoch(self, stop: int) -> bool:
         return stop % self._schedule.batches == 0
-
-    def _queue(self, run: Run) -> None:
-        batches, last = self._batches, run.stop - 1
-        steps = self._steps[self._schedule.size(run.first)]
-        self._iteration.weight = run.steps
-        self._resources.phases.barrier()
-        with self._iteration:
-            batches.begin(run.first)
-            steps.start(run.steps, run.timed)
-            batches.end(last)
-            batches.prefetch(last)
-            steps.finish()
 
     def _prints(self, step: int) -> bool:
         every = self._settings.print_every
@@ -270,7 +342,7 @@ class Training:
         A worker's own loss is not known to the others: they see that of the epoch.
         """
         epoch, batch = self._schedule.epoch(step) + 1, step % self._schedule.batches + 1
-        if not math.isfinite(loss) and self.workers is None:
+        if not math.isfinite(loss) and self._workers is None:
             raise Diverged(
                 f"the loss is {loss} at epoch {epoch}, step {batch}: no result was written; "
                 "try a smaller --lr"

@@ -12,7 +12,7 @@ from nn.program.rank_model import RankModel, TrainingArrays
 from nn.program.step import Wrap
 from nn.program.update import ParameterUpdate
 from nn.train.rank_resources import RankResources
-from pyrt.exchange import Exchange, ExchangeContext
+from pyrt.exchange import Asynchrony, Exchange, ExchangeContext
 from pyrt.exchange.choose import ExchangeChoice
 from pyrt.exchange.in_turn import InTurn
 from pyrt.exchange.registry import create_exchange
@@ -29,8 +29,8 @@ class ExchangeOpener:
     ring: LossRing
     wrap: Wrap
     """What is put around each update."""
-    atomic: bool
-    """Whether an asynchronous exchange loses no update."""
+    asynchrony: Asynchrony
+    """How ranks that do not wait for each other work together."""
 
     def open(self, opened: ExitStack) -> Exchange:
         """Make the exchange: of buckets that all ranks sum, and of those that ranks of one shard sum.
@@ -77,7 +77,7 @@ class ExchangeOpener:
             self.arrays.gradients.flat,
             [self.arrays.panels[index].bucket for index in buckets],
             update,
-            self.atomic,
+            self.asynchrony,
         )
         with resources.job.agree(), agreed_by_some(), resources.driver.ledger.of("exchange"):
             return create_exchange(choice.name, context)

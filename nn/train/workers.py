@@ -6,16 +6,43 @@ parameters with the gradients of that part's mean loss: docs/explain/asynchronou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import numpy as np
 
 from nn.input.schedule import Schedule
 from nn.parallel.shard import Shard
+from nn.problem.problem import Problem
+from nn.program.rank_model import Role
 from nn.train.rank_resources import RankResources
 from pyrt.errors import UserError
 from pyrt.exchange import Asynchronous, Exchange
 from pyrt.exchange.registry import exchanges
+from pyrt.exchange.server.leg import ServerCounts
+from pyrt.exchange.server.roles import Roles
 from pyrt.job import Job
+
+NONE: Final = ServerCounts(0, [], 0)
+"""Where there are no servers."""
+
+
+@dataclass(frozen=True)
+class LostRank:
+    """Holds which rank has died, and when that was noticed."""
+
+    rank: int
+    is_server: bool
+    step: int
+    """So many steps over all workers were made by then."""
+
+    @property
+    def line(self) -> str:
+        """Say it in a line."""
+        return (
+            f"rank {self.rank}, a {'server' if self.is_server else 'worker'}, has died after step {self.step}"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,15 +61,62 @@ class AsynchronousReport:
     least: int
     """The fewest times that a sample was in a batch."""
     most: int
+    staleness: list[list[int]] = field(default_factory=list)
+    """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions."""
+    furthest: int = 0
+    """With servers: the most steps that a worker was ahead of the slowest one when it began a step."""
+    lost_ranks: list[LostRank] = field(default_factory=list)
+    """The ranks that have died, in the order in which the first server noticed it."""
+
+    @classmethod
+    def of(
+        cls,
+        workers: int,
+        updates: int,
+        coverage: np.ndarray,
+        lost: float = 0.0,
+        servers: ServerCounts = NONE,
+        lost_ranks: Sequence[LostRank] = (),
+    ) -> AsynchronousReport:
+        """Make it from how often each training sample was in a batch, (samples,) integers."""
+        seen, least, most = int((coverage > 0).sum()), int(coverage.min()), int(coverage.max())
+        counted = workers, updates, lost, len(coverage), seen, least, most
+        return cls(*counted, servers.staleness, servers.furthest, list(lost_ranks))
 
     @property
-    def line(self) -> str:
-        """Say it in a line."""
+    def lines(self) -> list[str]:
+        """Say it in lines."""
         times = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-        return (
-            f"{self.workers} workers made {self.updates} updates, of which {self.lost:.2%} were lost "
-            f"(estimated); {self.seen} of {self.samples} training samples were seen, each {times} times"
-        )
+        made = f"{self.workers} worker(s) made {self.updates} updates"
+        if not self.staleness:
+            made += f", of which {self.lost:.2%} were lost (estimated)"
+        seen = f"{self.seen} of {self.samples} training samples were seen, each {times} times"
+        return [f"{made}; {seen}", *self._of_servers(), *(one.line for one in self.lost_ranks)]
+
+    def _of_servers(self) -> list[str]:
+        """Say how stale updates were, all shards together."""
+        if not self.staleness:
+            return []
+        counts = np.sum(self.staleness, axis=0)
+        total, places = max(1, int(counts.sum())), np.arange(len(counts))
+        mean = float(counts @ places) / total
+        median = int(np.searchsorted(np.cumsum(counts), total / 2))
+        shares = ", ".join(f"{first}: {share:.1%}" for first, share in binned(counts / total))
+        return [
+            f"staleness in versions: mean {mean:.2f}, median {median}, most {len(counts) - 1} ({shares}); a "
+            f"worker was up to {self.furthest} step(s) ahead of the slowest"
+        ]
+
+
+def binned(shares: np.ndarray) -> list[tuple[str, float]]:
+    """Put shares (n,) of staleness 0, 1, .. into bins whose width doubles, named 0, 1, 2-3, 4-7, .."""
+    found, start = [], 0
+    while start < len(shares):
+        stop = max(1, 2 * start)
+        name = f"{start}" if stop - start == 1 else f"{start}-{stop - 1}"
+        found.append((name, float(shares[start:stop].sum())))
+        start = stop
+    return found
 
 
 class Workers:
@@ -55,8 +129,12 @@ class Workers:
     def of(
         cls, exchange: Exchange, resources: RankResources, shard: Shard, schedule: Schedule
     ) -> Workers | None:
-        """Return those of a training with this exchange; None where its ranks wait for each other."""
-        if not exchanges()[resources.groups.all.name].asynchronous:
+        """Return those of a training with this exchange; None where its ranks wait for each other.
+
+        Nor is it for parameter servers: `nn.train.legs`.
+        """
+        name = resources.groups.all.name
+        if not exchanges()[name].asynchronous or name == "server":
             return None
         return cls(cast(Asynchronous, exchange), resources.job, shard, schedule)
 
@@ -86,27 +164,41 @@ class Workers:
     def report(self, step: int) -> AsynchronousReport:
         """Tell of the training up to this step, where all have met. Collective."""
         updates, found = self._exchange.count()
-        coverage = self._schedule.coverage(step)
-        return AsynchronousReport(
-            self._job.size,
-            updates,
-            1 - found / updates if updates else 0.0,
-            len(coverage),
-            int((coverage > 0).sum()),
-            int(coverage.min()),
-            int(coverage.max()),
+        lost = 1 - found / updates if updates else 0.0
+        return AsynchronousReport.of(self._job.size, updates, self._schedule.coverage(step), lost)
+
+
+def roles_of(problem: Problem, name: str, ranks: int) -> Roles:
+    """Say which ranks are parameter servers with this exchange; UserError where no worker would be left."""
+    servers = problem.settings.asynchrony.servers if problem.trains and name == "server" else 0
+    if servers >= ranks:
+        raise UserError(
+            f"--servers {servers}: leaves no worker among {ranks} ranks: start more of them, or use fewer "
+            "servers"
         )
+    return Roles(ranks, servers)
 
 
-def require_asynchronous(name: str, ranks: int, schedule: Schedule, is_constrained: bool) -> None:
-    """Raise UserError where so many ranks cannot train with this exchange, if it is asynchronous."""
+def role_of(problem: Problem, name: str, shard: Shard) -> Role:
+    """Say what becomes of the gradients of the rank with this shard."""
+    is_alone = exchanges()[name].asynchronous and not problem.settings.asynchrony.is_synchronous
+    return Role(is_alone, updates=name != "server" or not shard.works)
+
+
+def own_schedule(problem: Problem, name: str, shard: Shard) -> Schedule:
+    """Return the batches that a rank may come to take: with parameter servers a worker those of all."""
+    return problem.schedule.longer(shard.plan.ranks) if name == "server" else problem.schedule
+
+
+def require_asynchronous(name: str, roles: Roles, problem: Problem) -> None:
+    """Raise UserError where such workers cannot train with this exchange, if it is asynchronous."""
     if not exchanges()[name].asynchronous:
         return
-    smallest = min(schedule.sizes)
-    if smallest < ranks:
+    smallest = min(problem.schedule.sizes)
+    if smallest < roles.workers and not problem.settings.asynchrony.is_synchronous:
         raise UserError(
-            f"--exchange {name}: each of {ranks} workers needs a sample of each batch, and one has "
+            f"--exchange {name}: each of {roles.workers} workers needs a sample of each batch, and one has "
             f"{smallest}: choose another --batch, or fewer ranks"
         )
-    if is_constrained:
+    if problem.constraint is not None:
         raise UserError(f"--exchange {name}: keeps no constraint on weights: use another exchange")

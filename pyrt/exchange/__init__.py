@@ -9,6 +9,7 @@
 ``peer``         one node: a kernel sums, updates and spreads over the memory of all its GPUs
 ``hierarchical`` several nodes: within each as ``peer``, across them as ``host``
 ``hogwild``      one node, no sums: ranks update shared parameters, and wait for nobody
+``server``       no sums: workers push gradients to ranks that hold the parameters, and pull
 ================ ====================================================================================
 
 An exchange is made once for a flat gradient buffer cut into buckets, and then used once a step: ``ready``
@@ -20,6 +21,7 @@ a kernel, update a shard and spread it, or only queue work that a graph captures
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +65,9 @@ class Update(Protocol):
     def refresh(self) -> QueueWork:
         """Bind the work that follows when someone else has written parameters on this device."""
 
+    def apart(self) -> Update:
+        """Return the same update, which counts its steps by itself: for parts that are updated apart."""
+
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         """Pack the update of these buckets for kernels that sum over peer memory; it ends the step."""
 
@@ -96,6 +101,9 @@ class NoUpdate:
     def refresh(self) -> QueueWork:
         return nothing
 
+    def apart(self) -> NoUpdate:
+        return self
+
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         segments = [_SUMS_ONLY.pack(bucket.start, 0) for bucket in buckets]
         update = DeviceArray.from_host(driver, np.frombuffer(_NOTHING.pack(0), np.uint8))
@@ -103,6 +111,40 @@ class NoUpdate:
 
     def bind_end(self) -> QueueWork:
         return nothing
+
+
+@dataclass(frozen=True)
+class Asynchrony:
+    """How ranks that do not wait for each other work together."""
+
+    atomic: bool = False
+    """Whether no update is lost where ranks add to the same shared parameter at once."""
+    servers: int = 0
+    """The first so many ranks hold the parameters, for the others."""
+    staleness: float = math.inf
+    """A worker may be so many steps ahead of the slowest one."""
+    kept: int = 1
+    """Each shard of the parameters is on so many servers: 1 or 2."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Return whether workers wait for each other in each step all the same, and their gradients are
+        summed."""
+        return self.servers > 0 and self.staleness == 0
+
+    def text(self, ranks: int) -> str:
+        """Say how servers and workers work together."""
+        who = f"{self.servers} server(s), the first ranks, and {ranks - self.servers} worker(s)"
+        if self.is_synchronous:
+            return f"{who}, which wait for each other in each step"
+        bound = "wait for nobody"
+        if not math.isinf(self.staleness):
+            bound = f"are {self.staleness:g} step(s) apart at most"
+        return f"{who}, which {bound}; results differ from run to run"
+
+
+SYNCHRONOUS = Asynchrony()
+"""Ranks wait for each other: nothing is to be said."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +165,8 @@ class ExchangeContext:
     buckets: Sequence[Bucket]
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
-    atomic: bool = False
-    """Whether an asynchronous exchange loses no update where ranks add to the same parameter at once."""
+    asynchrony: Asynchrony = SYNCHRONOUS
+    """How ranks that do not wait for each other work together."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there are buckets, each with gradients in it."""

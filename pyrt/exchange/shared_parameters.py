@@ -6,7 +6,6 @@ rank computes with a copy of its own, and keeps what it has pulled, to know what
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +14,6 @@ from pyrt.arrays import DeviceArray
 from pyrt.driver import StreamHandle
 from pyrt.exchange import ExchangeContext, QueueWork
 from pyrt.exchange.parameter_moves import VEC4, DeviceMoves, HostMoves, Moves, NodeLock, Places, words_for
-
-_LAST_WAIT = 2.0
-"""Seconds that a rank waits for the others to let go of its memory."""
 
 
 class SharedParameters:
@@ -38,7 +34,7 @@ class SharedParameters:
             made = self._made(setting.parameters) if self._is_first else []
             exported = [array.export() for array in made]
             self._lock: NodeLock | None = None
-            if setting.atomic and not self._driver.has_kernels and self._is_first:
+            if setting.asynchrony.atomic and not self._driver.has_kernels and self._is_first:
                 self._lock, handle = NodeLock.create()
                 exported.append(handle)
             before = DeviceArray.empty(self._driver, setting.parameters.shape, setting.parameters.dtype)
@@ -48,7 +44,7 @@ class SharedParameters:
             shared, words = made or self._imported(handles, setting.parameters)
             self.places = Places(shared, words, setting.parameters, before, own)
             self._moves: Moves = (
-                DeviceMoves(self.places, setting.atomic)
+                DeviceMoves(self.places, setting.asynchrony.atomic)
                 if self._driver.has_kernels
                 else HostMoves(self.places, self._lock)
             )
@@ -113,18 +109,8 @@ class SharedParameters:
         if not self._is_first:
             for array in shared:
                 self._driver.release_memory(array.pointer)
-        if not self._all_have_left():
+        if not self._job.leave(self._node):
             return  # the driver frees it when it closes
-        self._node.Free()
         if self._is_first:
             for array in shared:
                 self._driver.free(array.pointer)
-
-    def _all_have_left(self) -> bool:
-        """Wait for the others to come here too, for a moment: after an exception they may never."""
-        request, give_up = self._node.Ibarrier(), time.perf_counter() + _LAST_WAIT
-        while not request.Test():
-            if time.perf_counter() > give_up:
-                return False
-            self._job.pause()
-        return True

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from pyrt.errors import UserError, mended_by_user, out_of_files
 from pyrt.job.cores import Limits, bound_blas, cores_share
@@ -41,14 +41,26 @@ from pyrt.job.ending import (
 )
 from pyrt.job.launcher import launcher_rank, no_library, require_own, require_startable
 from pyrt.job.signals import ENDS, Stops, watch, watch_signals
+from pyrt.job.survivors import Survivors, require_mitigation
+from pyrt.mpi_probe.libraries import identify
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_TUNING = {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"}
-"""Settings for MPI that the user's own override. Open MPI's Iallreduce takes a binomial tree for fewer than
-four ranks, though its ring (1) is better from there on too: 1.63 MB on the host in four pieces, Open MPI
-5.0.7, 2, 3 and 4 ranks: tree 584, 965, 1173 us; ring 385, 529, 705 us. Other libraries do not read it."""
+_TUNING = {
+    "Open MPI": {"OMPI_MCA_coll_libnbc_iallreduce_algorithm": "1"},
+    "MPICH": {"UCX_TCP_KEEPIDLE": "inf"},
+}
+"""Settings for an MPI that the user's own override.
+
+Open MPI's Iallreduce takes a binomial tree for fewer than four ranks, though its ring (1) is better from
+there on too: 1.63 MB on the host in four pieces, Open MPI 5.0.7, 2, 3 and 4 ranks: tree 584, 965, 1173 us;
+ring 385, 529, 705 us. UCX gives up a connection that has not been answered for 16 s, and MPICH 5.0.2 over it
+then crashes: pyrt/job/cut_off.py waits longer, and says what has happened."""
+
+
+_LAST_WAIT = 2.0
+"""Seconds that a rank waits for others to leave a communicator."""
 
 
 class AgreedError(UserError):
@@ -64,6 +76,8 @@ class Job:
     library: str
     cores: float
     """This rank's share of its node's cores, or of a CPU quota; below 1 where ranks share cores."""
+    survivors: Survivors | None = None
+    """The ranks that are left, in a job that goes on without those that die; ``comm`` is these, then."""
 
     @property
     def rank(self) -> int:
@@ -77,7 +91,7 @@ class Job:
         """Return the place of this rank in a job of its own."""
         from mpi4py import MPI
 
-        return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF)
+        return replace(self, comm=MPI.COMM_SELF, node=MPI.COMM_SELF, survivors=None)
 
     @property
     def threads(self) -> int:
@@ -113,11 +127,47 @@ class Job:
         if messages:
             raise AgreedError(messages[0])
 
+    def surviving(self, option: str) -> Job:
+        """Return the same job, whose collective calls go on without ranks that die.
+
+        The ``option`` asks for it. Collective; UserError on all ranks where this MPI cannot.
+        """
+        with self.agree():
+            require_mitigation(option)
+        survivors = Survivors(self.comm, self.pause)
+        return replace(self, comm=cast("MPI.Comm", survivors), survivors=survivors)
+
+    @property
+    def survives(self) -> bool:
+        """Return whether it goes on without ranks that die."""
+        return self.survivors is not None
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that are left, by their numbers at the start."""
+        return self.survivors.members if self.survivors is not None else list(range(self.size))
+
     def wait_for_all(self) -> None:
         """Wait for all ranks, and leave the core to ranks that still work; MPI's own waits do not."""
         request = self.comm.Ibarrier()
         while not request.Test():
             self.pause()
+
+    def leave(self, comm: MPI.Comm) -> bool:
+        """Free a communicator once all of its ranks come here; return whether they do.
+
+        Waits for them for a moment: after an exception they may never come. In a job that survives its ranks
+        MPI frees it at the end.
+        """
+        if self.survives:
+            return False
+        request, give_up = comm.Ibarrier(), time.perf_counter() + _LAST_WAIT
+        while not request.Test():
+            if time.perf_counter() > give_up:
+                return False
+            self.pause()
+        comm.Free()
+        return True
 
     def stop(self, message: str, code: int) -> NoReturn:
         """Print a line and end all ranks: from any thread, even while another one waits inside MPI."""
@@ -181,6 +231,10 @@ def _start() -> Job:
     watch_signals(program)
     try:
         job = join()
+        if job.node.size < job.size:  # else without the imports
+            from pyrt.job.cut_off import watch_nodes
+
+            watch_nodes(job)
     except UserError as error:
         exit_with_error(program, error, printing=launcher_rank() == 0)
     watch(*ENDS)
@@ -194,8 +248,6 @@ def join() -> Job:
     Raises UserError where no MPI library loads, or where it is not the one that mpirun belongs to, but for
     pairs that end in MPI itself (docs/howto/clusters.md).
     """
-    for variable, value in _TUNING.items():
-        os.environ.setdefault(variable, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mpi4py's of a foreign launcher: it is refused here
         library = _start_mpi()
@@ -219,6 +271,8 @@ def _start_mpi() -> str:
         raise UserError(out_of_files(error) or no_library(str(error))) from None
     account = MPI.Get_library_version()
     library = _short_name(account)
+    for variable, value in _TUNING.get(identify(account)[0], {}).items():
+        os.environ.setdefault(variable, value)
     if not MPI.Is_initialized():
         require_startable(account, library)
         MPI.Init_thread()

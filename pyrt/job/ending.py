@@ -63,8 +63,18 @@ def meet(program: str, job: Job, ends: MPI.Comm, code: int, left: bool) -> None:
 
     The others may wait inside MPI for a rank that has left, and for ever: then this one ends them.
     """
-    request = ends.Ibarrier()
+    from mpi4py import MPI
+
     until = time.monotonic() + _MEETING if code or left else inf
+    try:
+        _await_all(program, job, ends, code, until)
+    except MPI.Exception as error:
+        if not is_loss(error):  # all is done: nobody waits for a rank that has died
+            raise
+
+
+def _await_all(program: str, job: Job, ends: MPI.Comm, code: int, until: float) -> None:
+    request = ends.Ibarrier()
     while not request.Test():
         if time.monotonic() > until:
             if not code:
@@ -75,6 +85,13 @@ def meet(program: str, job: Job, ends: MPI.Comm, code: int, left: bool) -> None:
                 )
             _abort(job, code or 1)
         time.sleep(NAP)
+
+
+def is_loss(error: MPI.Exception) -> bool:
+    """Return whether an error says that a rank is dead."""
+    from mpi4py import MPI
+
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 def fail(program: str, job: Job, error: BaseException) -> NoReturn:

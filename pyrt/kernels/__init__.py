@@ -112,7 +112,7 @@ def _text(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text ({error}): save it as UTF-8") from None
 
 
-def _file_of(source: str) -> str:
+def file_of(source: str) -> str:
     """Return the kernel file that a whole source was made from: its first line names it."""
     match = _FIRST_LINE.search(source)
     return match[1] if match else "a kernel source"
@@ -308,7 +308,7 @@ class KernelLibrary:
         try:
             undisturbed(partial(self.driver.compile, source, self.cache_dir))
         except UserError as error:
-            raise UserError(f"{_file_of(source)}: {error}") from None
+            raise UserError(f"{file_of(source)}: {error}") from None
 
     def kernel(self, file: str, name: str, **constants: str | int) -> Kernel:
         """Return the kernel ``name`` of ``file`` under these constants; load it once.

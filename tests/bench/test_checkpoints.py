@@ -87,15 +87,22 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         checkpoints.checked_size(tmp_path)
 
 
-@pytest.mark.parametrize("ranks", few([2], of=[1, 2]))
+COMMAND = [sys.executable, "bench/checkpoints.py", "--device", "cpu", "--folder"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_program(tmp_path: Path, ranks: int) -> None:
-    command = [sys.executable, "bench/checkpoints.py", "--device", "cpu", "--folder"]
-    done = mpirun(ranks, *command, str(tmp_path))
+    done = mpirun(ranks, *COMMAND, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{ranks} rank(s), cpu, checkpoints in {tmp_path}\n")
     assert len(re.findall("^784-", done.stdout, re.M)) == 2
     assert list(tmp_path.iterdir()) == []
-    refused = mpirun(ranks, *command, str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("ranks", few([2], of=[1, 2]))
+def test_a_folder_that_is_missing_is_refused(tmp_path: Path, ranks: int) -> None:
+    refused = mpirun(ranks, *COMMAND, str(tmp_path / "missing"))
     assert refused.returncode == 2
     (line,) = (line for line in refused.stderr.splitlines() if "error:" in line)
     assert line == f"checkpoints.py: error: --folder {tmp_path}/missing: is no folder"

@@ -230,9 +230,9 @@ def test_the_section_says_how_far_weights_are(drawn):
 
 
 def test_the_section_says_which_runs_check_would_pass(drawn):
-    """Of each dtype 4 rates, 3 sizes, 3 graded runs and 2 rates on 2 and on 3 ranks; not those of rate 8."""
+    """Of each dtype 8 rates, 3 sizes, 3 graded runs and 2 rates on 2 and on 3 ranks; not those of rate 8."""
     text = finding(drawn[0], "Within the tolerance")
-    assert "11 of 14 in float32 (0.0001) and 11 of 14 in float64 (1e-11)" in text
+    assert "15 of 18 in float32 (0.0001) and 15 of 18 in float64 (1e-11)" in text
     assert text.endswith("; the others have learning rate 8.")
 
 
@@ -241,6 +241,12 @@ def test_the_section_says_whether_precision_agrees_where_weights_do_not(drawn):
     assert "by 0.000 at most" in finding(section, "within the tolerance test precision differs")
     text = finding(section, "0.1 or more it differs by")
     assert "by 0.020 at most (0.004 where training ended), in 4 comparisons" in text
+
+
+def test_the_section_has_precision_over_the_learning_rate(drawn):
+    """Of both; where training ended, float32 weights of the largest rate cost 0.004."""
+    text = finding(drawn[0], "Over 8 learning rates from 0.001 to 8 the GPU's test precision differs")
+    assert "by 0.004 at most, at 8; the reference is best at" in text and "with 0.900 after 40 epochs" in text
 
 
 def test_the_section_has_the_graded_runs_in_a_table(drawn):
@@ -253,7 +259,7 @@ def test_the_section_has_the_graded_runs_in_a_table(drawn):
 def test_all_figures_are_drawn(drawn):
     section, folder = drawn
     assert [figure.file for figure in section.figures] == [
-        f"{name}.png" for name in ("growth", "precision", "ends", "graded")
+        f"{name}.png" for name in ("growth", "precision-over-rates", "precision", "ends", "graded")
     ]
     assert all((folder / figure.file).stat().st_size > 20_000 for figure in section.figures)
 

@@ -263,6 +263,13 @@ def test_the_models_by_hand(measured):
     upload = 4 + streamed.uploaded.iloc[0] / 25e3
     assert known.better_us(streamed).iloc[0] == pytest.approx(100 + upload)
     assert known.link("host").gb_s == pytest.approx(known.fastest(counting.SUM))
+    # Gradients that go through host memory take the time of their copies too, at 25 GB/s but for 4 us.
+    staged = rows[rows.kind == "streamed"].iloc[:1]
+    row, both = staged.iloc[0], known.fastest(counting.DOWN, counting.UP)
+    assert row.staged > 0 and 20 < both < 25
+    expected = row.flops / 9e7 + row.traffic / 2e6 + row.uploaded / (known.fastest(counting.UPLOAD) * 1e3)
+    expected += row.staged / (both * 1e3) + row.sent / (known.fastest(counting.SUM) * 1e3)
+    assert known.course_us(staged).iloc[0] == pytest.approx(expected)
     faster = rows.assign(product_us=rows.product_flops / 2e8)
     assert Known.of(faster, setup).peak_gflop_s == pytest.approx(2e5)
 

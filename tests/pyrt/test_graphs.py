@@ -82,6 +82,27 @@ def test_the_host_is_called_between_two_graphs(work: Work) -> None:
     assert seen[3:] == [("first", 12), ("second", 13), ("last", 26)]
 
 
+def test_work_is_launched_with_the_same_calls_and_no_graph(work: Work) -> None:
+    """Also after a recording that failed."""
+    double, seen = work.scale(2, 0), list[tuple[str, float]]()
+
+    def queue() -> None:
+        work.under("double", double)
+        work.recorder.between(lambda: seen.append(("between", work.seen())))
+        work.recorder.at_end(lambda: seen.append(("last", work.seen())))
+        work.under("double", double)
+
+    with pytest.raises(ZeroDivisionError):
+        work.recorder.record(lambda: 1 / 0)
+    replay = work.recorder.record(queue)
+    work.recorder.launch(queue)
+    assert seen == [("between", 2), ("last", 4)]
+    assert work.times()["double"].calls == 2 and "graph replay" not in work.times()
+    replay()
+    work.recorder.launch(queue)
+    assert seen[2:] == [("between", 8), ("last", 16), ("between", 32), ("last", 64)]
+
+
 def test_phases_are_counted_as_often_as_they_are_replayed(work: Work) -> None:
     double = work.scale(2, 0)
 

@@ -87,7 +87,8 @@ class TestHostTimes:
         clock.work(1)
         phases.charge("start", until)
         times = by_name(phases)
-        assert times["start"] == PhaseTimes("start", 1, host=3, elapsed=3, device=0, device_calls=0)
+        start = times["start"]
+        assert (start.calls, start.host, start.elapsed, start.device_calls) == (1, 3, 3, 0)
         assert times["other"].host == 1
 
     def test_time_can_be_charged_to_a_phase_again(self, phases: Phases, clock: Clock) -> None:

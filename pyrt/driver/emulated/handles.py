@@ -37,6 +37,10 @@ class Mark:
         self._passed.wait()
 
 
+_PASSED = Mark()
+_PASSED.pass_by()
+
+
 class Event:
     """The latest place that was marked; at first one that everybody has passed.
 
@@ -44,8 +48,7 @@ class Event:
     """
 
     def __init__(self) -> None:
-        self.mark = Mark()
-        self.mark.pass_by()
+        self.mark = _PASSED
         self.place: Place | None = None
 
     def record(self, stream: Stream) -> None:

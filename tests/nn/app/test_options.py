@@ -130,7 +130,7 @@ def test_no_exchange_at_all_is_for_python_alone(capsys):
     with pytest.raises(SystemExit):
         parse(["--help"])
     assert "local" not in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"--exchange locally: must be one of auto, root, .*, hogwild$"):
+    with pytest.raises(UserError, match=r"--exchange locally: must be one of auto, root, .*, server$"):
         Options(exchange="locally")
 
 

@@ -1,13 +1,17 @@
 """nn/app/report.py: the phase rows add up to the job's wall time; the table, the header and the JSON file."""
 
 import json
+import math
 import time
 from types import SimpleNamespace
 
 import pytest
 
+from nn.app import start
 from nn.app.options import Options
-from nn.app.report import PhaseRow, gather_phases, phase_table
+from nn.app.report import PhaseRow, RankCalls, gather_phases, phase_table, stats_table
+from pyrt.durations import Durations, Statistics, statistics
+from pyrt.errors import UserError
 from pyrt.phases import Phases, PhaseTimes
 from train import train
 
@@ -15,7 +19,12 @@ QUICK = {"hidden": (9,), "epochs": 2, "batch": 500, "device": "cpu"}
 
 
 def times(name, host, calls=2, elapsed=0.0, device=0.0, device_calls=0):
-    return PhaseTimes(name, calls, host, elapsed, device, device_calls)
+    on_host, on_device = Durations(), Durations()
+    if elapsed:
+        on_host.add(elapsed, calls)
+    if device_calls:
+        on_device.add(device, device_calls)
+    return PhaseTimes(name, calls, host, on_host.measured(), on_device.measured())
 
 
 def rows(*ranks):
@@ -72,6 +81,46 @@ def test_calls_that_were_not_timed_on_the_device_count_as_long_as_the_others():
     timed, untimed = rows([times("forward", 1, calls=10, device=0.3, device_calls=3), times("load", 1)])
     assert timed.device == pytest.approx(1.0)
     assert untimed.device is None
+
+
+def test_the_statistics_are_of_all_ranks_together_and_of_each():
+    """Rank 1 alone enters the phase `sum`: two calls on the host, one timed on the device."""
+    calls, on_device = Durations(), Durations()
+    for seconds in (1.0, 3.0):
+        calls.add(seconds)
+    on_device.add(0.5)
+    mine = PhaseTimes("sum", 2, 4.0, calls.measured(), on_device.measured())
+    _, found = rows([times("other", 4.0)], [times("other", 0.0), mine])
+    assert found.on_host == Statistics(2, 4.0, 2.0, 2.0, math.sqrt(2), 1.0, 3.0)
+    assert found.on_device == Statistics(1, 0.5, 0.5, 0.5, 0.0, 0.5, 0.5)
+    assert found.ranks == [RankCalls(1, found.on_host, found.on_device)]
+    both = rows([times("sum", 1.0, calls=1, elapsed=8.0)], [mine])[0]
+    assert (both.on_host.count, both.on_host.median, both.on_host.max) == (3, 3.0, 8.0)
+    assert [(one.rank, one.on_host.count) for one in both.ranks] == [(0, 1), (1, 2)]
+
+
+def test_the_table_of_statistics_has_a_line_for_each_clock():
+    calls = statistics([times("", 0, calls=4, elapsed=0.02).on_host])
+    of_rank = statistics([times("", 0, calls=1, elapsed=0.003).on_host])
+    row = PhaseRow(
+        "forward", 4, 0.0, None, None, 1.0, 0.0, 0.0, calls, of_rank, [RankCalls(3, of_rank, None)]
+    )
+    lines = [line.split() for line in stats_table([row]).splitlines()]
+    assert lines[0][:3] == ["phase", "on", "calls"]
+    assert ["forward", "host", "4", "20.00", "5000.0", "5000.0", "0.0", "5000.0", "5000.0"] in lines
+    assert ["forward", "device", "1", "3.00", "3000.0", "3000.0", "0.0", "3000.0", "3000.0"] in lines
+    of_three = [line.split() for line in stats_table([row], 3).splitlines()[2:]]
+    assert [line[:3] for line in of_three] == [["forward", "host", "1"]]
+
+
+def test_statistics_of_a_rank_that_is_not_there_are_refused():
+    job = SimpleNamespace(size=2)
+    for stats in (None, True, 0, 1):
+        start.require_ranks(Options(stats=stats), job)
+    with pytest.raises(UserError, match="--stats 2: the last rank is 1"):
+        start.require_ranks(Options(stats=2), job)
+    with pytest.raises(UserError, match="--stats -1: must be a whole number"):
+        Options(stats=-1)
 
 
 def test_only_rank_0_has_rows():
@@ -195,6 +244,10 @@ def test_the_json_file_has_all_of_the_report(tmp_path):
     assert content["test"]["precision"] == report.test.precision
     assert len(content["test"]["recall"]) == 10
     assert [row["name"] for row in content["phases"]] == [row.name for row in report.phases]
+    step = next(row for row in content["phases"] if row["name"] == "step")
+    assert list(step["on_host"]) == ["count", "total", "mean", "median", "std", "min", "max"]
+    assert step["on_host"]["count"] == 2 * 8 and step["on_device"] is None
+    assert step["ranks"] == [{"rank": 0, "on_host": step["on_host"], "on_device": None}]
     assert content["wall"] == report.wall
     assert [entry["name"] for entry in content["check"]["differences"]] == ["W1", "b1", "W2", "b2"]
     assert content["passed"] is report.passed is False

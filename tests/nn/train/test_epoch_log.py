@@ -10,7 +10,7 @@ from nn.input.schedule import Schedule
 from nn.problem.progress import Epoch, Progress
 from nn.train.epoch_clock import EpochClock
 from nn.train.epoch_log import EpochLog
-from nn.train.training import Training
+from nn.train.step_queue import StepQueue
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from train import train
@@ -111,10 +111,10 @@ def test_work_that_is_not_read_yet_is_not_forgotten():
 
 def seconds_of_epochs(device, driver, taken, monkeypatch, **options):
     """Those that a run tells whose epochs, of one step, take so long by a clock of the test."""
-    queue, clock = Training._queue, Clock()
+    queue, clock = StepQueue.queue, Clock()
 
-    def queue_slowly(training, run):
-        queue(training, run)
+    def queue_slowly(steps, run):
+        queue(steps, run)
         clock.now += sum(taken[run.first : run.stop])
 
     def record(_, event, stream):
@@ -122,7 +122,7 @@ def seconds_of_epochs(device, driver, taken, monkeypatch, **options):
         recorded(_, event, stream)
 
     times, recorded = {}, driver.record
-    monkeypatch.setattr(Training, "_queue", queue_slowly)
+    monkeypatch.setattr(StepQueue, "queue", queue_slowly)
     monkeypatch.setattr(driver, "record", record)
     # Events within graphs are recorded by replays: they time phases.
     monkeypatch.setattr(driver, "elapsed", lambda _, *ends: times.get(ends[1], 0) - times.get(ends[0], 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,11 @@ def rows_of(layer: nn.Dense | nn.Conv2d, A: np.ndarray) -> np.ndarray:
     return rows
 
 
-def require_logits(device: str, name: str, way: str, tolerance: float, **changes: Any) -> None:
-    """Compare the logits of random images with what they should be, each number of images twice."""
-    network, images = NETWORKS[name], images_of(NETWORKS[name], max(NUMBERS))
+def require_logits(
+    device: str, name: str, way: str, tolerance: float, numbers: Sequence[int] = 2 * NUMBERS, **changes: Any
+) -> None:
+    """Compare the logits of so many random images with what they should be, each number of images in turn."""
+    network, images = NETWORKS[name], images_of(NETWORKS[name], max(numbers))
     parameters = light_parameters(network) if way == "sparse" else trained_like(network)
     if way == "sparse":
         expected = expected_of(network, parameters, images)
@@ -139,7 +142,7 @@ def require_logits(device: str, name: str, way: str, tolerance: float, **changes
         expected = defined(way, network, parameters, images)
     with open_runtime(join(), device) as runtime:
         inference = nn.Inference(network, parameters, runtime, BATCH, weights=way, **changes)
-        for count in (*NUMBERS, *NUMBERS):
+        for count in numbers:
             inference.outputs[:] = np.nan
             assert error(inference.logits(images[-count:]), expected[-count:]) < tolerance, count
 
@@ -192,7 +195,8 @@ def test_samples_and_windows_that_do_not_fit_a_launch_are_cut(
     window = CONVOLUTIONS.layer(1).window(CONVOLUTIONS.input_shape)
     monkeypatch.setattr(convolution, "WORKSPACE_BYTES", 2 * 4 * window.places * window.pixels)
     monkeypatch.setattr(shapes, "MAX_GRID_Y", 7)
-    require_logits(device, name, way, SPARSE_ERROR if way == "sparse" else BITS_ERROR[way])
+    tolerance = SPARSE_ERROR if way == "sparse" else BITS_ERROR[way]
+    require_logits(device, name, way, tolerance, few([FEW, BATCH + 3], of=(*NUMBERS, BATCH + 3)))
 
 
 def test_bytes_are_near_the_dense_reference() -> None:
@@ -267,7 +271,8 @@ def test_units_without_weights_and_layers_without_any(way: str) -> None:
     with open_runtime(join(), "cpu") as runtime:
         found = nn.Inference(DENSE, parameters, runtime, 7, weights=way).logits(images)
     alike = expected_of(DENSE, parameters, images)
-    assert np.ptp(alike, axis=0).max() == 0 == np.ptp(found, axis=0).max()
+    for logits in (alike, found):  # but for roundings: BLAS adds up the last rows in another order
+        assert np.ptp(logits, axis=0).max() <= 4 * np.finfo(logits.dtype).eps * np.abs(logits).max()
     assert error(found, alike) < {"sparse": SPARSE_ERROR, "int8": 2e-2, "binary": 1}[way]
 
 

@@ -137,6 +137,7 @@ def test_a_run_on_the_cpu_takes_what_was_counted(digits, small_pieces, monkeypat
     ]
     if ranks == 2:
         cases.append({"data": digits, "exchange": "hogwild", "atomic": True})
+        cases.append({"data": digits, "exchange": "server", "optimiser": "adam"})
         mixed = join().comm.bcast(tmp_path) / "plan.json"  # of two exchanges
         plan_files.save(mixed, Plan(1, 2, ("rows", "samples", "columns")))
         cases.append({"data": digits, "plan": str(mixed), "optimiser": "adam", "exchange": "host"})
@@ -159,6 +160,7 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
         cases = [{"exchange": name, **plans[number % 2]} for number, name in enumerate(exchanges)]
         cases += [
             {"exchange": "hogwild"},
+            {"exchange": "server", "momentum": 0.5},
             {"exchange": "peer", "placement": "stream"},
             {"exchange": "host", "graph": False},
         ]

@@ -143,7 +143,8 @@ def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driv
         exchange="hierarchical",
         ranks_per_node=2,
     )
-    for splits in (("rows", "rows", "columns"), ("rows", "samples", "columns")):
+    of = [("rows", "rows", "columns"), ("rows", "samples", "columns")]
+    for splits in few(of[1:], of=of):
         launched = dataclasses.replace(options, graph=False)
         plan = Plan(2, 2, splits)
         assert trained(options, plan, shared, job) == trained(launched, plan, shared, job)

@@ -16,10 +16,11 @@ from nn.input.schedule import Schedule
 from nn.launch.gemm.versions import runs_gemm
 from nn.parallel import buckets
 from nn.train.replay import MOST, is_timed, next_run
-from nn.train.training import Diverged, Training
+from nn.train.step_queue import StepQueue
+from nn.train.training import Diverged
 from pyrt.errors import UserError
 from pyrt.job import join
-from tests import few, spread
+from tests import few
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, seed=3)
@@ -139,9 +140,15 @@ def test_graphs_and_placements_give_the_same_bits(ended):
 @pytest.mark.parallel(few([2], of=[1, 2, 3]))
 def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
     """As a resident set: rows of 12 bytes, at most 10, 5 or 4 of a batch to a rank, in chunks of 1 to 4."""
-    for case in CASES["ragged last batch"], CASES["ranks without samples"]:
+    some = {
+        "ragged last batch": [(1, False), (400, True)],
+        "ranks without samples": [(250, True), (10**6, False)],
+    }
+    of = list(itertools.product((1, 250, 400, 10**6), (False, True)))
+    for name, ways in some.items():
+        case = CASES[name]
         expected = ended(placement="resident", **case)[:3]
-        for chunk_bytes, graph in spread((1, 250, 400, 10**6), (False, True), by=2):
+        for chunk_bytes, graph in few(ways, of=of):
             monkeypatch.setattr(streamed, "CHUNK_BYTES", chunk_bytes)
             got = ended(placement="stream", graph=graph, **case)[:3]
             assert got == expected, (case, chunk_bytes, graph)
@@ -150,13 +157,13 @@ def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
 def test_steps_of_two_chunks_are_never_queued_at_once(ended, monkeypatch):
     """Those of one are: four rows of 12 bytes a batch, four batches in a chunk."""
     monkeypatch.setattr(streamed, "CHUNK_BYTES", 4 * 4 * 12)
-    queue, queued = Training._queue, []
+    queue, queued = StepQueue.queue, []
 
     def noted(training, run):
         queued.append(range(run.first, run.first + run.steps))
         queue(training, run)
 
-    monkeypatch.setattr(Training, "_queue", noted)
+    monkeypatch.setattr(StepQueue, "queue", noted)
     ended(placement="stream", batch=4, samples=80, epochs=3)
     assert all(steps[0] // 4 == steps[-1] // 4 for steps in queued)
     assert max(map(len, queued)) == 4 and sum(map(len, queued)) == 60

@@ -15,7 +15,7 @@ from nn.launch.update import Update as UpdateWork
 from nn.optimisers import Sgd
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver, StreamHandle
-from pyrt.exchange import Bucket, ExchangeContext, PackedUpdate, QueueWork, Update, host
+from pyrt.exchange import Asynchrony, Bucket, ExchangeContext, PackedUpdate, QueueWork, Update, host
 from pyrt.exchange.hogwild import HogwildExchange
 from pyrt.exchange.peer_flags import PeerFlagsExchange
 from pyrt.exchange.registry import choices, create_exchange
@@ -148,7 +148,7 @@ class Trainer:
             self.gradients,
             buckets,
             update or self.update,
-            atomic,
+            Asynchrony(atomic),
         )
         make = NO_CHOICES.get(name)
         self.exchange: Any = make(setting) if make is not None else create_exchange(name, setting)

@@ -17,7 +17,7 @@ from pyrt.errors import UserError
 from pyrt.graphs import Recorder
 from pyrt.job import Job
 from pyrt.redistribute import Redistribution
-from tests import few
+from tests import LONG, few
 from tests.pyrt.exchange.test_peer import TouchedComm
 from tests.pyrt.redistribute.test_redistribute import (
     KINDS,
@@ -57,7 +57,7 @@ def test_late_ranks_change_no_bit(driver: Driver, job: Job, monkeypatch: pytest.
     mover = Mover("peer", device, job, F4, moves)
     rows = bound_moves(mover, moves)
     dice, own = random.Random(7), random.Random(job.rank)
-    for step in range(150):
+    for step in range(150 if LONG else 60):
         move, source, target, bound = rows[dice.choice((-1, dice.randrange(len(rows))))]
         matrices = made(move, job.size, F4, step)
         if own.randrange(4) == 0:

@@ -41,7 +41,7 @@ SHAPES = [(1, 1), (3, 2), (8, 16), (13, 37), (2, 300), (101, 5)]
 IMAGES, PIXELS = (21, 6), 3
 """Seven images of three pixels, of six channels."""
 ROUNDS = 2
-F4 = np.dtype("f4")
+F4, F8 = np.dtype("f4"), np.dtype("f8")
 
 
 SPAN_KINDS = [
@@ -212,8 +212,14 @@ def test_moves_in_host_memory(job: Job, dtype: np.dtype) -> None:
         check_series(kind(), job, way, dtype, [*SHAPES, IMAGES])
 
 
+WAYS = list(itertools.product(redistribute.CHOICES, (F4, F8)))
+"""Ways, and types of numbers. tests/kernels has both types for the kernels of ``host`` and ``device``."""
+
+
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
-@pytest.mark.parametrize("way", redistribute.CHOICES)
+@pytest.mark.parametrize(
+    ("way", "dtype"), few([("host", F4), ("device", F8), ("peer", F4), ("peer", F8)], of=WAYS), ids=str
+)
 def test_moves_of_a_device(
     driver: Driver, job: Job, way: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

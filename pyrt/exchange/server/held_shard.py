@@ -1,0 +1,326 @@
+"""A shard on a server: takes gradients, applies them, answers with parameters; or keeps a copy of another's.
+
+With two servers for each shard they are a chain (van Renesse and Schneider, Chain Replication for Supporting
+High Throughput and Availability, 2004). The first, the head, applies what workers push, and passes it on; the
+second, the tail, applies it in the same order, and says so; then the head answers. So all that workers have
+an answer to is on both. If the head dies the tail takes its place, and workers push again what is unanswered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.server.clocks import Clocks
+from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, VERSION, WORKER, Message, Tags
+from pyrt.exchange.server.requests import Requests
+
+MOST_STALE: Final = 1000
+"""Updates that are stale by this many versions and more are counted together."""
+
+
+class Granting(Protocol):
+    """Decides about steps: `pyrt.exchange.server.clocks.Grants`, and what follows it."""
+
+    @property
+    def are_over(self) -> bool:
+        """Whether no more steps are made until all ranks have met."""
+
+    def take(self) -> int | None:
+        """Grant a step; None where there are no more."""
+
+
+class Followed:
+    """Of all servers but the first, whose grants workers follow: they grant what the bound lets them."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+
+    @property
+    def are_over(self) -> bool:
+        return self._clocks.is_one_meeting
+
+    def take(self) -> int | None:
+        """See `Granting.take`."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shard is held: its number, its range, and who else has to do with it."""
+
+    shard: int
+    range: Bucket
+    shards: int
+    """How many there are."""
+    workers: Sequence[int]
+    """The ranks of the workers."""
+    before: int | None = None
+    """The head, where this server is the tail."""
+    behind: int | None = None
+    """The tail, where this server is the head and there is one."""
+
+
+class Correspondent:
+    """What a shard has for one worker: a push that comes, and a pull that answers it."""
+
+    def __init__(self, setting: ExchangeContext, size: int, rank: int) -> None:
+        driver, dtype = setting.driver, setting.parameters.dtype
+        self.rank = rank
+        self.push, self.pull = (Message(driver, size, dtype) for _ in range(2))
+        self.ready = driver.create_event(timing=False)
+        """The pull is on the host; of a tail: the push is applied."""
+        self.copied = np.zeros_like(self.push.header)
+        """The header that a tail sends to the head."""
+        self.applied = 0
+        """The version that the push has made."""
+        self.receiving = self.sending = self.copying = self.hearing = MPI.REQUEST_NULL
+
+
+class HeldShard:
+    """One of them. A worker is in turn awaited, owed parameters, and sent them; `turn` turns to each."""
+
+    def __init__(
+        self, setting: ExchangeContext, comm: MPI.Comm, place: Place, applied: Callable[[int, Message], None]
+    ) -> None:
+        """``applied`` is told of the shard and each push, once it is queued to be applied."""
+        self._driver, self._compute = setting.driver, setting.streams.compute
+        self._requests, self._applied = Requests(setting.job, comm), applied
+        self._tags, self.shard = Tags(place.shards, len(place.workers)), place.shard
+        self._before, self._behind = place.before, place.behind
+        self.clocks = Clocks(len(place.workers), setting.asynchrony.staleness)
+        self.grants: Granting = Followed(self.clocks)
+        self.updates = parts_of(place.range, setting.buckets)
+        self._gradients, self._parameters = (
+            array.rows(*place.range) for array in (setting.gradients, setting.parameters)
+        )
+        update = setting.update if self.is_head else setting.update.apart()
+        self._update = update.bind(*self.updates, ends_step=True)
+        size = place.range.stop - place.range.start
+        self._workers = [Correspondent(setting, size, rank) for rank in place.workers]
+        self._sums = setting.asynchrony.staleness == 0
+        self.version = self._copied = 0
+        self.stale = np.zeros(MOST_STALE + 1, np.int64)
+        self._unsummed: list[int] = []
+        self._owed: list[int] = []
+        self._leaving: list[int] = []
+        self._arrived: list[int] = []
+        """Of a tail: pushes that have come from the head, perhaps before those that it applied first."""
+        self._following: list[int] = []
+        """Of a tail: pushes that are queued to be applied, and of which the head is not told yet."""
+        self._step = setting.phases.phase("step", self._compute)
+        self._down = setting.phases.phase("parameters device -> host", self._compute)
+
+    @property
+    def is_head(self) -> bool:
+        return self._before is None
+
+    def start_at(self, version: int) -> None:
+        """Begin with this version."""
+        self.version = self._copied = version
+
+    def begin(self) -> None:
+        """Begin a leg."""
+        self.clocks.restart()
+        for number in self.clocks.living:
+            self._await(number)
+
+    def _await(self, number: int) -> None:
+        """Receive a worker's next push: from it or, of a tail, by way of the head."""
+        worker = self._workers[number]
+        if worker.receiving != MPI.REQUEST_NULL:
+            return  # since an earlier leg
+        source, tag = worker.rank, self._tags.push(self.shard)
+        if self._before is not None:
+            source, tag = self._before, self._tags.copy(self.shard, number)
+        worker.receiving = self._requests.receive(worker.push.raw, source, tag)
+
+    def is_quiet(self) -> bool:
+        """Return whether all that came is applied, and all that was asked for has gone."""
+        if self._owed or self._leaving or self._unsummed or self._arrived or self._following:
+            return False
+        return all(self._requests.has_gone(worker.sending) for worker in self._workers)
+
+    def turn(self) -> bool:
+        """Take what has come, answer who may go on, send what is on the host; whether there was anything."""
+        arrived = [
+            number for number, worker in enumerate(self._workers) if self._requests.has_come(worker.receiving)
+        ]
+        return self._turn_of_head(arrived) if self._before is None else self._turn_of_tail(arrived)
+
+    def _turn_of_head(self, arrived: Sequence[int]) -> bool:
+        for number in arrived:
+            self._take(number)
+        self._hear_of_copies()
+        if self._unsummed and self.clocks.are_even():
+            self._apply_sum()
+        answered = [number for number in self._owed if self._answers(number)]
+        if answered:
+            self._owed = [number for number in self._owed if number not in answered]
+            self._leaving += answered
+        sent = [number for number in self._leaving if self._sends(number)]
+        if sent:
+            self._leaving = [number for number in self._leaving if number not in sent]
+        return bool(arrived or answered or sent)
+
+    def _take(self, number: int) -> None:
+        """Take a worker's gradients."""
+        worker = self._workers[number]
+        worker.push.require_whole(worker.rank)
+        header, known = worker.push.header, self.clocks.steps(number)
+        self._owed.append(number)
+        if header[WORKER] == number and header[STEP] == known - 1:
+            return  # the head before has passed it on, and died before it could answer
+        if header[WORKER] != number or header[STEP] != known:
+            raise RuntimeError(
+                f"worker {number} pushes step {header[STEP]} of {header[WORKER]}, after {known}"
+            )
+        self.clocks.count(number)
+        if self._sums:
+            self._unsummed.append(number)
+        else:
+            self._apply(number, [worker])
+
+    def _apply_sum(self) -> None:
+        """Apply the sum of what all workers have pushed, in their order."""
+        first, *others = workers = [self._workers[number] for number in sorted(self._unsummed)]
+        for other in others:
+            np.add(first.push.numbers, other.push.numbers, out=first.push.numbers)
+        if others and self._behind is not None:
+            first.push.seal()
+        number = min(self._unsummed)
+        self._unsummed.clear()
+        self._apply(number, workers)
+
+    def _apply(self, number: int, workers: Sequence[Correspondent]) -> None:
+        """Update the shard by what lies with a worker: its gradients, or the sum of those of these."""
+        worker = self._workers[number]
+        self._queue_update(worker.push, [one.push for one in workers])
+        for one in workers:
+            one.applied = self.version
+            self._applied(self.shard, one.push)
+        if self._behind is None:
+            return
+        worker.push.header[APPLIED] = self.version
+        tags, behind = self._tags, self._behind
+        worker.hearing = self._requests.receive(worker.copied, behind, tags.copied(self.shard, number))
+        worker.copying = self._requests.send(worker.push.raw, behind, tags.copy(self.shard, number))
+
+    def _queue_update(self, gradients: Message, pushes: Sequence[Message]) -> None:
+        for push in pushes:
+            self.stale[min(self.version - int(push.header[VERSION]), MOST_STALE)] += 1
+        with self._step:
+            self._gradients.queue_upload(gradients.numbers, self._compute)
+            self._update(self._compute)
+        self.version += 1
+
+    def _hear_of_copies(self) -> None:
+        """Hear from the tail which updates it has made."""
+        for worker in self._workers if self._behind is not None else ():
+            if self._requests.has_come(worker.hearing):
+                self._copied = max(self._copied, int(worker.copied[APPLIED]))
+
+    def _answers(self, number: int) -> bool:
+        """Begin the answer to a worker, if it may go on, or the leg is over; return whether."""
+        worker = self._workers[number]
+        if number in self._unsummed or (self._behind is not None and worker.applied > self._copied):
+            return False
+        is_over = self.grants.are_over
+        if not (is_over or self.clocks.may_go_on(number)):
+            return False
+        grant = self.grants.take()
+        worker.pull.header[GRANT] = MEET if grant is None else grant
+        if not is_over:
+            self.clocks.go_on(number)
+        worker.pull.header[VERSION] = self.version
+        with self._down:
+            self._parameters.queue_download(worker.pull.numbers, self._compute)
+        self._driver.record(worker.ready, self._compute)
+        return True
+
+    def _sends(self, number: int) -> bool:
+        """Send the answer once it is on the host; return whether it is."""
+        worker = self._workers[number]
+        if not self._driver.is_done(worker.ready):
+            return False
+        if not (self._requests.has_gone(worker.sending) and self._requests.has_gone(worker.copying)):
+            return False
+        worker.pull.seal()
+        if worker.pull.header[GRANT] == MEET:
+            self.clocks.leave(number)
+        else:
+            self._await(number)
+        tag = self._tags.pull(self.shard)
+        worker.sending = self._requests.send(worker.pull.raw, worker.rank, tag)
+        return True
+
+    def _turn_of_tail(self, arrived: Sequence[int]) -> bool:
+        """Do what the head has done, in its order, and tell it."""
+        assert self._before is not None
+        for number in arrived:
+            self._workers[number].push.require_whole(self._before)
+        self._arrived += arrived
+        while following := [number for number in self._arrived if self._is_next(number)]:
+            self._follow(*following)
+        told = [n for n in self._following if self._driver.is_done(self._workers[n].ready)]
+        for number in told:
+            worker = self._workers[number]
+            self._following.remove(number)
+            self._await(number)
+            worker.copied[APPLIED] = worker.applied
+            tag = self._tags.copied(self.shard, number)
+            worker.copying = self._requests.send(worker.copied, self._before, tag)
+        return bool(arrived or told)
+
+    def _is_next(self, number: int) -> bool:
+        return int(self._workers[number].push.header[APPLIED]) == self.version + 1
+
+    def _follow(self, number: int) -> None:
+        """Make the update that the head has made with what lies with this worker."""
+        worker = self._workers[number]
+        self._arrived.remove(number)
+        self._queue_update(worker.push, [worker.push])
+        self._driver.record(worker.ready, self._compute)
+        worker.applied = self.version
+        for one in self.clocks.living if self._sums else [number]:
+            self.clocks.set(one, int(worker.push.header[STEP]) + 1)
+        self._following.append(number)
+
+    def lose_worker(self, number: int) -> bool:
+        """Go on without a worker; return whether it has died in a step, and not when it waited."""
+        worker = self._workers[number]
+        waits = number in self._owed or number in self._leaving
+        was_going = self.clocks.is_going(number)
+        self.clocks.lose(number)
+        self._owed = [one for one in self._owed if one != number]
+        self._leaving = [one for one in self._leaving if one != number]
+        worker.sending = MPI.REQUEST_NULL
+        if self._before is None:
+            worker.receiving = MPI.REQUEST_NULL
+        return was_going and not waits
+
+    def lose_server(self, rank: int) -> None:
+        """Go on without a server: a head without its tail, a tail as the head."""
+        if rank == self._behind:
+            self._behind = None
+            for worker in self._workers:
+                worker.copying = worker.hearing = MPI.REQUEST_NULL
+        if rank == self._before:
+            self._before = None
+            self._arrived.clear()
+            self._following.clear()
+            for worker in self._workers:
+                worker.receiving = worker.copying = MPI.REQUEST_NULL
+            for number in self.clocks.living:
+                self._await(number)
+
+
+def parts_of(place: Bucket, buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Return the parts of the buckets that lie in a place."""
+    cut = (Bucket(max(start, place.start), min(stop, place.stop)) for start, stop in buckets)
+    return [part for part in cut if part.start < part.stop]

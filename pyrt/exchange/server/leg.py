@@ -1,0 +1,62 @@
+"""What a leg is: training from where all ranks have met to where they meet again; and what they tell then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyrt.exchange import Asynchronous
+
+Note = Callable[[int, float, int], None]
+"""Is told of each update: the number of its step over all workers, the sum of the losses of its samples, and
+how many these are."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The steps from ``first`` to ``stop``: each stands for one of each worker, whoever makes it."""
+
+    first: int
+    stop: int
+    may_end_early: bool
+    """Whether it ends as soon as it can where a rank is asked to stop."""
+    note: Note
+    lost: Callable[[int], None]
+    """Is told of each rank that has died, on the first server."""
+
+
+@dataclass(frozen=True)
+class ServerCounts:
+    """What servers have counted in a run."""
+
+    updates: int
+    """Of the first shard."""
+    staleness: list[list[int]]
+    """For each shard, how many updates were stale by 0, 1, .. versions; the last number counts all beyond."""
+    furthest: int
+    """The most steps that a worker was ahead of the slowest one when it began a step."""
+
+
+class ServerSide(Asynchronous, Protocol):
+    """The exchange with servers, as a server or a worker has it."""
+
+    is_server: bool
+
+    def serve(self, leg: Leg) -> None:
+        """Of a server: apply what comes until all workers have ended the leg."""
+
+    def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
+        """Of a worker: make steps as they are granted."""
+
+    def begin_step(self, samples: int, weight: int) -> None:
+        """Begin a step of so many samples; its loss times the ``weight`` is the sum of their losses."""
+
+    def start_at(self, version: int) -> None:
+        """Begin with this version of all shards: so many updates were made before."""
+
+    def meet_at(self) -> int:
+        """Give all ranks the parameters; return the step at which they have met. Collective."""
+
+    def counts(self) -> ServerCounts:
+        """Collect what all servers have counted. Collective."""

@@ -1,0 +1,100 @@
+"""Where all ranks meet: servers give their shards to all, and tell what they have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.server.leg import ServerCounts
+from pyrt.exchange.server.message import VERSION, Message
+from pyrt.job.survivors import RankLost
+
+
+class Told(NamedTuple):
+    """What a server tells of a shard that it holds."""
+
+    shard: int
+    updates: int
+    stale: list[int]
+    furthest: int
+
+
+class Meeting:
+    """The shards of all servers, as one rank has them. Every call is collective."""
+
+    def __init__(self, setting: ExchangeContext, ranges: Sequence[Bucket]) -> None:
+        self._driver, self._job, self._stream = setting.driver, setting.job, setting.streams.compute
+        self._places = [setting.parameters.rows(*place) for place in ranges]
+        largest = max(place.size for place in self._places)
+        self._message = Message(setting.driver, largest, setting.parameters.dtype)
+        self._refresh = setting.update.refresh()
+        self._phase = setting.phases.phase("meet")
+        self.comm = setting.job.comm.Dup()
+        """For all messages between two ranks; its ranks keep their numbers."""
+        self._rank = self.comm.rank
+        self._kept = setting.asynchrony.kept
+        self.versions = [0] * len(ranges)
+        self._is_closed = False
+
+    def hold(self, versions: Mapping[int, int], step: int) -> int:
+        """Give all ranks all shards. Return the ``step`` of the first server.
+
+        ``versions`` are those of the shards that this rank holds.
+        """
+        with self._phase:
+            self._driver.synchronize_stream(self._stream)
+            self._job.wait_for_all()
+            for shard in range(len(self._places)):
+                while not self._is_spread(shard, versions.get(shard, 0)):
+                    pass  # its server has died: the next one has it too
+            agreed: int = self._job.comm.bcast(step)
+            self._refresh(self._stream)
+            self._driver.synchronize_stream(self._stream)
+        return agreed
+
+    def _is_spread(self, shard: int, version: int) -> bool:
+        """Give a shard to all others, by the first server that holds it; return whether that lives on."""
+        members, place, message = self._job.members, self._places[shard], self._message
+        holder = next(rank for rank in self._chain(shard) if rank in members)
+        comm, root, numbers = self._job.comm, members.index(holder), message.numbers[: place.size]
+        is_mine = self._rank == holder
+        if is_mine:
+            message.header[VERSION] = version
+            place.queue_download(numbers, self._stream)
+            self._driver.synchronize_stream(self._stream)
+        try:
+            comm.Bcast([message.head, MPI.BYTE], root)
+            comm.Bcast([numbers.view("u1"), MPI.BYTE], root)
+        except RankLost:
+            return False
+        self.versions[shard] = int(message.header[VERSION])
+        if not is_mine:
+            place.queue_upload(numbers, self._stream)
+            self._driver.synchronize_stream(self._stream)
+        return True
+
+    def _chain(self, shard: int) -> list[int]:
+        """Return the servers that held a shard at the start, the head first."""
+        return [(shard + place) % len(self._places) for place in range(self._kept)]
+
+    def counts(self, mine: Sequence[Told]) -> ServerCounts:
+        """Put together what all servers have counted; of a shard on two the first has the word."""
+        members = self._job.members
+        everywhere = dict(zip(members, self._job.comm.allgather(list(mine)), strict=True))
+        shards = [self._told_of(shard, everywhere) for shard in range(len(self._places))]
+        most = max((place for one in shards for place, count in enumerate(one.stale) if count), default=0)
+        stale = [one.stale[: most + 1] for one in shards]
+        return ServerCounts(shards[0].updates, stale, max(one.furthest for one in shards))
+
+    def _told_of(self, shard: int, everywhere: Mapping[int, Sequence[Told]]) -> Told:
+        holder = next(rank for rank in self._chain(shard) if rank in everywhere)
+        return next(told for told in everywhere[holder] if told.shard == shard)
+
+    def close(self) -> None:
+        """Free the communicator, where all ranks come to their end. Safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._job.leave(self.comm)
