@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 from experiments.glossary import Linker, anchor
-from experiments.study import Section
+from experiments.study import Finding, Section
 from nn.files.write import write_whole
 
 
@@ -49,11 +49,17 @@ def write(path: Path, parts: Sequence[Part]) -> None:
     )
     linkers = {part.name: Linker(part.name) for part in parts}
     environment.filters["cell"] = cell
+    environment.filters["said"] = said
     environment.filters["anchor"] = anchor
     environment.filters["linked"] = lambda text, part: linkers[part.name].linked(text)
     environment.globals["glossary"] = lambda: _used(linkers.values())
     text = environment.get_template("page.html").render(parts=parts, common=common, image=_image)
     write_whole("--out", path, lambda file: file.write(text.encode()))
+
+
+def said(finding: str) -> str:
+    """Return a finding with the name of its figure, where it knows it."""
+    return finding.said if isinstance(finding, Finding) else finding
 
 
 def _used(linkers: Iterable[Linker]) -> dict[str, str]:
@@ -65,7 +71,7 @@ def _used(linkers: Iterable[Linker]) -> dict[str, str]:
 def write_markdown(part: Part) -> None:
     """Write the section beside its figures, for people who read files."""
     section = part.section
-    lines = [f"# {part.title}", part.question, *(f"- {finding.said}" for finding in section.findings)]
+    lines = [f"# {part.title}", part.question, *(f"- {said(finding)}" for finding in section.findings)]
     lines += [f"- missing: {reason}" for reason in part.missing]
     lines += [
         f"![{figure.caption}]({figure.file})\n\n**Figure {figure.name}.** {figure.caption}"

@@ -116,8 +116,8 @@ class Finding(str):
 class Section:
     """A study's part of the page, in plain words."""
 
-    findings: list[Finding] = field(default_factory=list)
-    """What the numbers say, with the numbers."""
+    findings: list[str] = field(default_factory=list)
+    """What the numbers say, with the numbers, and each names its figure: `find`, or its own words."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
 
