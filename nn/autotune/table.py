@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nn.autotune import asynchronous
+from nn.autotune.asynchronous import AsynchronousCost
 from nn.autotune.cost import Cost, Costing
 from nn.autotune.listed_step import on_null
 from nn.autotune.search import Search
@@ -16,13 +18,20 @@ MOST_GRIDS = 6
 
 FORK_AND_JOIN = "fork and join"
 
+NO_PROMISE = (
+    "server, hogwild: asynchronous. In the time of a batch each worker updates by its own part of it, from "
+    "parameters that others have changed since. So these rows promise no synchronous result"
+)
+
 
 def table(search: Search, best: Plan, width: int | None = None) -> str:
-    """Lay out a row for each `named` plan, and for a fork and join around every product; name the best plan.
+    """Lay out a row for each `named` plan, for a fork and join around every product, and for asynchronous
+    ways, which it says are no plans; name the best plan.
 
     ``width``: see `pyrt.tables.table`.
     """
-    rows = [_row(search, name, cost) for name, cost in costs(search, best)]
+    found = list(costs(search, best))
+    rows = [_row(search, name, cost) for name, cost in found]
     headers = [
         *("plan", "GFLOP", "MB sent", "messages", "weights, gradients MB", "activations MB"),
         *("us", "most of it"),
@@ -35,6 +44,7 @@ def table(search: Search, best: Plan, width: int | None = None) -> str:
         f"{shown(rates.device.name)}: predicted, of the rank that has most to do",
         f"rates: {shown(rates.about)}",
         tables.table(headers, rows, formats, dispensable, width),
+        *([NO_PROMISE] if any(isinstance(cost, AsynchronousCost) for _, cost in found) else []),
         f"best: {best}",
     ]
     return "\n".join(lines)
@@ -62,7 +72,7 @@ def operations_table(search: Search, plan: Plan, width: int | None = None) -> st
 
 
 def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
-    """Yield the cost of each row; leave out plans that cannot be."""
+    """Yield the cost of each row; leave out plans and ways that cannot be."""
     for name, plan in named(search, best).items():
         cost = search.cost(plan)
         if cost is not None:
@@ -70,6 +80,7 @@ def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
     forked = search.fork_and_join()
     if forked is not None:
         yield FORK_AND_JOIN, forked
+    yield from asynchronous.costs(search)
 
 
 def named(search: Search, best: Plan) -> dict[str, Plan]:
