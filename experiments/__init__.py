@@ -9,6 +9,6 @@ from __future__ import annotations
 
 STUDIES = (
     *("correctness", "convergence", "images", "compression", "profile", "roofline", "scaling", "plans"),
-    *("gemm", "exchange"),
+    *("gemm", "exchange", "asynchronous"),
 )
 """In the order of the page."""

@@ -16,7 +16,17 @@ from experiments.study import FAILED
 from tests import LONG, few, standing_still
 from tests.mpi import ROOT, environment
 
-SLOW = ("correctness", "convergence", "compression", "profile", "roofline", "plans", "scaling", "gemm")
+SLOW = (
+    "correctness",
+    "convergence",
+    "compression",
+    "profile",
+    "roofline",
+    "plans",
+    "scaling",
+    "gemm",
+    "asynchronous",
+)
 """Most of the time; tests/experiments has a file for what each of them works out."""
 
 RUN = [name for name in STUDIES if name != "images" and (LONG or name not in SLOW)]
@@ -32,6 +42,10 @@ FIGURES = {
     "plans": {"map_h200", "map_h100-cluster", "map_here", "crossover", "times", "bytes"},
     "gemm": {"speed", "products", "errors"},
     "exchange": {"times", "rates"},
+    "asynchronous": {
+        *("curves-784-128-10", "curves-lenet5", "throughput", "slow", "arrival", "staleness", "bounds"),
+        *("price", "rates-plain"),
+    },
 }
 """Those that each study draws without a GPU, at least."""
 
