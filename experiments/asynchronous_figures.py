@@ -198,8 +198,18 @@ def _slow(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
         ]
         result.findings.append(
             f"One of {MOST} workers slow by {slow}: of the throughput there is left: {', '.join(parts)} "
-            f"(figure {title})."
+            f"(figure {title}).{_crowded(setup)}"
         )
+
+
+def _crowded(setup: Setup) -> str:
+    """Say why predictions are too low where workers share cores."""
+    if setup.gpus or setup.cores > MOST:
+        return ""
+    return (
+        f" Workers share {amount(setup.cores, 'core')}, which a slow one leaves to the others: with a core "
+        "for each, as is predicted, less is left."
+    )
 
 
 def _left(runs: pd.DataFrame, way: str, slow: float) -> list[float]:

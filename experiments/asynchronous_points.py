@@ -41,7 +41,7 @@ RATES = {
 }
 """Learning rates with which one worker learns quickly."""
 
-HIGH_RATES = {PLAIN: (1.0, 3.0, 6.0), MOMENTUM: (0.2, 0.5), ADAM: (0.006, 0.02)}
+HIGH_RATES = {PLAIN: (1.0, 3.0, 6.0), MOMENTUM: (0.2, 0.5), ADAM: (0.02,)}
 """Those with which one worker still learns: how many workers do?"""
 
 BATCH = 50
@@ -78,46 +78,45 @@ def _small(setup: Setup) -> list[Point]:
     """List few points, of a minute's work for a core."""
     case = Case(DENSE, PLAIN, 6)
     one, four = (1,), (MOST,)
-    bounds = tuple(map(servers_of, ("0", "4", "inf")))
     return [
         *_points(setup, case, (SYNCHRONOUS, FREE), one),
-        *_points(setup, case, (SYNCHRONOUS, FREE, HOGWILD), (2,)),
-        *_points(setup, case, (SYNCHRONOUS, SCALED, *bounds, HOGWILD), four),
-        *_points(setup, case, (SYNCHRONOUS, *bounds[1:], HOGWILD), four, slow=8),
-        *_points(setup, case, (SYNCHRONOUS, FREE), four, slow=2),
+        *_points(setup, case, FEW_WAYS, four),
+        *_points(setup, case, (SYNCHRONOUS, *FEW_WAYS[2:]), four, slow=8),
         *(
             point
             for optimiser in (MOMENTUM, ADAM)
             for workers, ways in ((one, (SYNCHRONOUS,)), (four, (FREE,)))
             for point in _points(setup, Case(DENSE, optimiser, 6), ways, workers)
         ),
-        *_points(setup, case, (SYNCHRONOUS,), one, rate=3.0),
-        *_points(setup, case, (FREE,), four, rate=3.0),
-        *_points(setup, Case(LENET, PLAIN, 2, 900), (SYNCHRONOUS, FREE, HOGWILD), (2,)),
+        *_points(setup, case, (SYNCHRONOUS,), one, rate=6.0),
+        *_points(setup, case, (FREE,), four, rate=6.0),
+        *_points(setup, Case(LENET, PLAIN, 2, 900), (SYNCHRONOUS, FREE, HOGWILD), four),
     ]
 
 
 def _full(setup: Setup) -> list[Point]:
+    """List points of some four minutes on sixteen cores, with GPUs that ranks share."""
     numbers = numbers_of_workers(setup)
     dense, lenet = Case(DENSE, PLAIN, 15), Case(LENET, PLAIN, 6)
-    others = [workers for workers in numbers if workers not in (1, MOST)]
+    others, most = [workers for workers in numbers if workers not in (1, MOST)], max(numbers)
+    ways = (SYNCHRONOUS, FREE, HOGWILD)
     found = [
         *_points(setup, dense, (SYNCHRONOUS, FREE), (1,)),
-        *_points(setup, dense, WAYS, others),
-        *(point for slow in SLOW[1:] for point in _points(setup, dense, FEW_WAYS, others, slow)),
+        *_points(setup, dense, FEW_WAYS, others),
+        *_points(setup, dense, WAYS, (most,)),
+        *(point for slow in SLOW[1:] for point in _points(setup, dense, ways, others, slow)),
         *(point for slow in SLOW for point in _points(setup, dense, WAYS, (MOST,), slow)),
-        *_points(setup, dense, FEW_WAYS, (MOST,), run=2),
-        *_points(setup, dense, FEW_WAYS, (MOST,), run=3),
+        *(point for run in (2, 3) for point in _points(setup, dense, ways, (MOST,), run=run)),
         *(point for slow in (1, 8) for point in _points(setup, lenet, FEW_WAYS, (MOST,), slow)),
     ]
     for optimiser in OPTIMISERS:
-        ways = (SYNCHRONOUS, FREE, HOGWILD)
         for case in (Case(DENSE, optimiser, 15), Case(LENET, optimiser, 6)):
             found += _points(setup, case, (SYNCHRONOUS,), (1,))
-            found += _points(setup, case, ways, (MOST, *([8] if 8 in numbers and case.net == DENSE else [])))
+            found += _points(setup, case, ways, sorted({MOST, most}) if case.net == DENSE else (MOST,))
         for rate in HIGH_RATES[optimiser]:
-            found += _points(setup, Case(DENSE, optimiser, 10), (SYNCHRONOUS,), (1,), rate=rate)
-            found += _points(setup, Case(DENSE, optimiser, 10), (FREE,), numbers[1:], rate=rate)
+            case = Case(DENSE, optimiser, 10)
+            found += _points(setup, case, (SYNCHRONOUS,), (1,), rate=rate)
+            found += _points(setup, case, (FREE,), sorted({MOST, most}), rate=rate)
     return found
 
 

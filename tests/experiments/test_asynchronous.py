@@ -247,14 +247,26 @@ def test_a_run_is_summarised_by_its_speed_and_its_arrival(tmp_path):
     assert goal_of(rows.assign(accuracy=0.89)) == 0.85
 
 
-def test_what_a_gpu_finds_is_said_with_its_figures(tmp_path):
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Figures that are drawn, but not to files: that takes most of the time."""
+
+    from matplotlib import pyplot  # the ranks of a run need none
+
+    def save(figure, folder, name):
+        pyplot.close(figure)
+        return f"{name}.png"
+
+    monkeypatch.setattr(figures, "save", save)
+
+
+def test_what_a_gpu_finds_is_said_with_its_figures(tmp_path, unsaved):
     section = asynchronous.section(rows_of_gpu(tmp_path), setup_of(FULL, 1, tmp_path))
     said = "\n".join(section.findings)
     titles = [figure.caption.split(". ")[0] for figure in section.figures]
     assert all(any(f"igure {title}" in finding for title in titles) for finding in section.findings)
     assert all(f"igure {title}" in said for title in titles) and len(set(titles)) == len(titles)
     assert len({figure.file for figure in section.figures}) == len(section.figures) == 11
-    assert all((tmp_path / figure.file).stat().st_size > 10000 for figure in section.figures)
     assert (
         "4 workers, none slow: synchronous training takes 36,000 samples a second; server, K = inf 1 times, "
         "hogwild 1 times as many (figure Throughput)."
@@ -273,19 +285,6 @@ def test_what_a_gpu_finds_is_said_with_its_figures(tmp_path):
     assert "4 workers 1.00 (expected 1.50 to 2.92)" in said
 
 
-@pytest.fixture
-def unsaved(monkeypatch):
-    """Figures that are drawn, but not to files: that takes most of the time."""
-
-    from matplotlib import pyplot  # the ranks of a run need none
-
-    def save(figure, folder, name):
-        pyplot.close(figure)
-        return f"{name}.png"
-
-    monkeypatch.setattr(figures, "save", save)
-
-
 def test_an_accuracy_that_no_run_reaches_is_said(tmp_path, unsaved):
     rows = rows_of_gpu(tmp_path, SMALL)
     section = asynchronous.section(rows.assign(accuracy=rows.accuracy - 0.08), setup_of(SMALL, 1, tmp_path))
@@ -298,7 +297,10 @@ def test_few_rows_are_enough(tmp_path, unsaved):
     assert (none.findings, none.figures, none.tables) == ([], [], [])
     for some in (rows.way == HOGWILD, rows.workers == 1, rows.kind == PRICED):
         assert asynchronous.section(rows[some], setup).tables
-    never = asynchronous.section(rows.assign(accuracy=0.1), setup)
+    assert "Workers share" not in "\n".join(asynchronous.section(rows, setup).findings)
+    cpu = setup_of(SMALL, 0, tmp_path, cores=2)
+    never = asynchronous.section(rows.assign(accuracy=0.1), cpu)
+    assert any("Workers share 2 cores" in finding for finding in never.findings)
     assert any("never in 6 epochs (best 0.100)" in finding for finding in never.findings)
 
 
