@@ -76,7 +76,7 @@ def numbers_of_workers(setup: Setup) -> list[int]:
 
 def _small(setup: Setup) -> list[Point]:
     """List few points, of a minute's work for a core."""
-    case = Case(DENSE, PLAIN, 6)
+    case = Case(DENSE, PLAIN, 8)
     one, four = (1,), (MOST,)
     return [
         *_points(setup, case, (SYNCHRONOUS, FREE), one),
@@ -86,7 +86,7 @@ def _small(setup: Setup) -> list[Point]:
             point
             for optimiser in (MOMENTUM, ADAM)
             for workers, ways in ((one, (SYNCHRONOUS,)), (four, (FREE,)))
-            for point in _points(setup, Case(DENSE, optimiser, 6), ways, workers)
+            for point in _points(setup, Case(DENSE, optimiser, 8), ways, workers)
         ),
         *_points(setup, case, (SYNCHRONOUS,), one, rate=6.0),
         *_points(setup, case, (FREE,), four, rate=6.0),
