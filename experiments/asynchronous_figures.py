@@ -43,7 +43,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
         return result
     goal = goal_of(rows)
     if goal < GOAL:
-        result.findings.append(f"No run reaches a validation accuracy of {GOAL:g}: {goal:g} is waited for.")
+        result.find(None, f"No run reaches a validation accuracy of {GOAL:g}: {goal:g} is waited for.")
     runs = runs_of(rows, goal)
     compared = runs[(runs.kind == COMPARED) & (runs.optimiser == PLAIN)]
     dense = compared[compared.net == DENSE]
@@ -61,7 +61,7 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
 
 
 def _add(result: Section, figure: Any, setup: Setup, name: str, title: str, caption: str) -> None:
-    """Save a figure; findings call it by its title."""
+    """Save a figure, whose caption begins with its title."""
     file = figures.save(figure, setup.folder, name)
     result.figures.append(Figure(file, f"{title}. {caption}", wide=name.startswith("curves")))
 
@@ -119,8 +119,8 @@ def _curves(rows: pd.DataFrame, compared: pd.DataFrame, goal: float, setup: Setu
     )
     _add(result, figure, setup, f"curves-{net}", title, caption)
     said = "; ".join(f"{way} {_when(calm[calm.way == way], goal)}" for way in SHOWN if way in set(calm.way))
-    result.findings.append(
-        f"{net}, {workers} workers, none slow, validation accuracy {goal:g}: {said} (figure {title})."
+    result.find(
+        f"curves-{net}", f"{net}, {workers} workers, none slow, validation accuracy {goal:g}: {said}."
     )
 
 
@@ -160,9 +160,10 @@ def _throughput(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
             for way in (FREE, HOGWILD)
             if way in set(here.way)
         ]
-        result.findings.append(
+        result.find(
+            "throughput",
             f"{workers} workers, none slow: synchronous training takes {base:,.0f} samples a second; "
-            f"{', '.join(parts)} as many (figure {title})."
+            f"{', '.join(parts)} as many.",
         )
 
 
@@ -196,9 +197,10 @@ def _slow(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
             for way in ways
             if _left(mine, way, slow)
         ]
-        result.findings.append(
-            f"One of {MOST} workers slow by {slow}: of the throughput there is left: {', '.join(parts)} "
-            f"(figure {title}).{_crowded(setup)}"
+        result.find(
+            "slow",
+            f"One of {MOST} workers slow by {slow}: of the throughput there is left: {', '.join(parts)}."
+            f"{_crowded(setup)}",
         )
 
 
@@ -261,9 +263,9 @@ def _arrival(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> 
             if len(seen)
             else ""
         )
-        result.findings.append(
-            f"One of {MOST} workers slow by {worst.slow.iloc[0]}, accuracy {goal:g}: {said}.{uneven} (Figure "
-            f"{title}.)"
+        result.find(
+            "arrival",
+            f"One of {MOST} workers slow by {worst.slow.iloc[0]}, accuracy {goal:g}: {said}.{uneven}",
         )
 
 
@@ -308,7 +310,7 @@ def _staleness(rows: pd.DataFrame, runs: pd.DataFrame, setup: Setup, result: Sec
         f"{3 * max(numbers)} versions are shown."
     )
     _add(result, figure, setup, "staleness", title, caption)
-    result.findings.append(f"The mean staleness, {FREE}, none slow: {', '.join(parts)} (figure {title}).")
+    result.find("staleness", f"The mean staleness, {FREE}, none slow: {', '.join(parts)}.")
 
 
 def _bounds(rows: pd.DataFrame, runs: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -331,7 +333,7 @@ def _bounds(rows: pd.DataFrame, runs: pd.DataFrame, setup: Setup, result: Sectio
     for way in ways:
         counts = _counts(rows, way, MOST, slow)
         parts.append(f"{way} mean {mean_of(counts):.2f}, most {counts.nonzero()[0].max()}")
-    result.findings.append(f"Staleness of {MOST} workers, {who}: {'; '.join(parts)} (figure {title}).")
+    result.find("bounds", f"Staleness of {MOST} workers, {who}: {'; '.join(parts)}.")
 
 
 def _price(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> None:
@@ -354,7 +356,7 @@ def _price(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
             if len(curve) > 1:
                 look = {**figures.style(number), "linestyle": line}
                 axes.plot(curve.index, curve, label=f"{net}, {optimiser}, {way}", **look)
-        result.findings.append(_price_of(f"{net}, {optimiser}", some, goal, title))
+        result.find("price", _price_of(f"{net}, {optimiser}", some, goal))
     axes.set(xlabel="workers", ylabel=f"updates to accuracy {goal:g}", xscale="log")
     figures.plain_ticks(axes, "x", sorted(set(calm.workers)))
     axes.set_ylim(bottom=0)
@@ -367,7 +369,7 @@ def _price(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
     _add(result, figure, setup, "price", title, caption)
 
 
-def _price_of(what: str, runs: pd.DataFrame, goal: float, title: str) -> str:
+def _price_of(what: str, runs: pd.DataFrame, goal: float) -> str:
     """Say how many updates sequential training needs, and workers that do not wait."""
     alone = runs[(runs.workers == 1) & (runs.way == SYNCHRONOUS)].updates.mean()
     parts = []
@@ -376,7 +378,7 @@ def _price_of(what: str, runs: pd.DataFrame, goal: float, title: str) -> str:
         needs = f"{_spread(there)} ({there.mean() / alone:.2f} times)" if len(there) else "does not arrive"
         parts.append(f"{way} with {workers} workers {needs}")
     first = "does not arrive" if math.isnan(alone) else f"needs {alone:.0f} updates"
-    return f"{what}, accuracy {goal:g}: one worker {first}; {', '.join(parts)} (figure {title})."
+    return f"{what}, accuracy {goal:g}: one worker {first}; {', '.join(parts)}."
 
 
 def _rates(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> None:
@@ -397,10 +399,10 @@ def _rates(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
             "workers; empty: not reached, or not tried. One worker is sequential training."
         )
         _add(result, figure, setup, f"rates-{optimiser.lower()}", title, caption)
-        result.findings.append(_rates_of(optimiser, some, title))
+        result.find(f"rates-{optimiser.lower()}", _rates_of(optimiser, some))
 
 
-def _rates_of(optimiser: str, runs: pd.DataFrame, title: str) -> str:
+def _rates_of(optimiser: str, runs: pd.DataFrame) -> str:
     """Say what the largest rates are with which workers arrive, beside the law of delayed descent."""
     parts = []
     for workers, some in runs.groupby("workers"):
@@ -411,7 +413,7 @@ def _rates_of(optimiser: str, runs: pd.DataFrame, title: str) -> str:
         most = "none arrives" if math.isnan(there) else f"{there:g} is the largest that arrives"
         law = f" (a parabola: {rate_limit(workers - 1):.2f} of the largest)" if workers > 1 else ""
         parts.append(f"{amount(workers, 'worker')}: {most} {tried}{law}")
-    return f"Learning rates, {optimiser}, {FREE}: {'; '.join(parts)} (figure {title})."
+    return f"Learning rates, {optimiser}, {FREE}: {'; '.join(parts)}."
 
 
 def _table(runs: pd.DataFrame, goal: float) -> Table:
