@@ -30,6 +30,7 @@ from pyrt.errors import UserError, mended_by_user, out_of_files
 from pyrt.job.cores import Limits, bound_blas, cores_share
 from pyrt.job.ending import (
     NAP,
+    Leaving,
     end_from_thread,
     exit_with_error,
     fail,
@@ -135,6 +136,7 @@ class Job:
         with self.agree():
             require_mitigation(option)
         survivors = Survivors(self.comm, self.pause)
+        Leaving.by = survivors.leave
         return replace(self, comm=cast("MPI.Comm", survivors), survivors=survivors)
 
     @property

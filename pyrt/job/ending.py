@@ -38,6 +38,13 @@ _MEETING = 5.0
 """Seconds in which all ranks come to their end, where one has left or failed."""
 
 
+class Leaving:
+    """How ranks leave at the end, where some may have died: MPI's own end may wait for these for ever."""
+
+    by: Callable[[int], NoReturn] | None = None
+    """Ends the process with an exit code, once all that are left have come; None: MPI's way."""
+
+
 def open_closed_output() -> None:
     """Drop what is said where output is closed: else it would go into the next file that is opened."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -63,17 +70,9 @@ def meet(program: str, job: Job, ends: MPI.Comm, code: int, left: bool) -> None:
 
     The others may wait inside MPI for a rank that has left, and for ever: then this one ends them.
     """
-    from mpi4py import MPI
-
+    if Leaving.by is not None and not left:
+        Leaving.by(code)
     until = time.monotonic() + _MEETING if code or left else inf
-    try:
-        _await_all(program, job, ends, code, until)
-    except MPI.Exception as error:
-        if not is_loss(error):  # all is done: nobody waits for a rank that has died
-            raise
-
-
-def _await_all(program: str, job: Job, ends: MPI.Comm, code: int, until: float) -> None:
     request = ends.Ibarrier()
     while not request.Test():
         if time.monotonic() > until:

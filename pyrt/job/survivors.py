@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyrt.errors import UserError
@@ -30,6 +32,10 @@ _TAG = 1
 
 _LAST_WORDS = 5.0
 """Seconds in which the first of the ranks that are left says why the job ends, and ends it."""
+
+
+_LAST_LOOK = 0.2
+"""Seconds in which the others receive rank 0's last message."""
 
 
 class RankLost(Exception):
@@ -157,6 +163,19 @@ class Survivors:
             raise RankLost
         if self._me != giver:
             content[:] = value
+
+    def leave(self, code: int) -> NoReturn:
+        """End this process, once all that are left have come here.
+
+        Without MPI_Finalize: Open MPI 5.0.11's may wait for a rank that has died meanwhile, for ever.
+        """
+        self.barrier()
+        with suppress(OSError):  # nobody need listen
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if self._me == 0:  # the others still read what it has sent
+            time.sleep(_LAST_LOOK)
+        os._exit(code)
 
     def _gathered(self, mine: Any) -> list[Any] | None:
         """Gather on rank 0, which drops ranks that have died; None on others."""
