@@ -127,8 +127,8 @@ class Survivors:
 
     def scatter(self, values: Sequence[Any] | None, root: int = 0) -> Any:
         """Return the one of rank 0's values that is for this rank."""
+        whole = dict(zip(self.members, values, strict=True)) if values is not None else None
         self._gathered(None)
-        whole = dict(zip(self.members, values, strict=False)) if values is not None else None
         return self._spread(whole, lambda found: found[self._me])
 
     def allreduce(self, mine: Any, op: MPI.Op | None = None) -> Any:

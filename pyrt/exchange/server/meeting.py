@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.leg import ServerCounts
-from pyrt.exchange.server.message import VERSION, Message
+from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message
 from pyrt.job.survivors import RankLost
 
 
@@ -66,8 +66,8 @@ class Meeting:
             place.queue_download(numbers, self._stream)
             self._driver.synchronize_stream(self._stream)
         try:
-            comm.Bcast([message.head, MPI.BYTE], root)
-            comm.Bcast([numbers.view("u1"), MPI.BYTE], root)
+            # In one call: ranks have other numbers behind one in which a rank is found to be dead.
+            comm.Bcast([message.raw[: HEADER_BYTES + numbers.nbytes], MPI.BYTE], root)
         except RankLost:
             return False
         self.versions[shard] = int(message.header[VERSION])
@@ -82,8 +82,8 @@ class Meeting:
 
     def counts(self, mine: Sequence[Told]) -> ServerCounts:
         """Put together what all servers have counted; of a shard on two the first has the word."""
-        members = self._job.members
-        everywhere = dict(zip(members, self._job.comm.allgather(list(mine)), strict=True))
+        told = self._job.comm.allgather(list(mine))  # which leaves out those that have died
+        everywhere = dict(zip(self._job.members, told, strict=True))
         shards = [self._told_of(shard, everywhere) for shard in range(len(self._places))]
         most = max((place for one in shards for place, count in enumerate(one.stale) if count), default=0)
         stale = [one.stale[: most + 1] for one in shards]
