@@ -26,7 +26,7 @@ NO_PROMISE = (
 
 def table(search: Search, best: Plan, width: int | None = None) -> str:
     """Lay out a row for each `named` plan, for a fork and join around every product, and for asynchronous
-    ways, which it says are no plans; name the best plan.
+    training; name the best plan.
 
     ``width``: see `pyrt.tables.table`.
     """
@@ -72,7 +72,7 @@ def operations_table(search: Search, plan: Plan, width: int | None = None) -> st
 
 
 def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
-    """Yield the cost of each row; leave out plans and ways that cannot be."""
+    """Yield the cost of each row; leave out plans and exchanges that cannot be."""
     for name, plan in named(search, best).items():
         cost = search.cost(plan)
         if cost is not None:

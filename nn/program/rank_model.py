@@ -144,12 +144,12 @@ class RankModel:
 
 @dataclass(frozen=True)
 class Role:
-    """What becomes of a rank's gradients."""
+    """The use of a rank's gradients, and its share in the update."""
 
     is_alone: bool = False
-    """Whether they are applied by themselves, not summed: its part of a batch is a batch of its own."""
+    """Gradients are applied without a sum over ranks: the rank's part of a batch is a batch of its own."""
     updates: bool = True
-    """Whether it updates parameters, and keeps what the optimiser needs for that."""
+    """The rank updates parameters, and keeps the optimiser's state of them."""
 
 
 SUMMED = Role()

@@ -114,7 +114,7 @@ def test_workers_learn(device: str, job: Job) -> None:
 
 
 class Times:
-    """When this rank's steps began, and when their first gradients were there: none is pushed before."""
+    """The times at which this rank's steps began, and at which their first gradients were ready."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nap: Callable[[int], float]) -> None:
         self.begun: list[float] = []
