@@ -19,8 +19,8 @@ MOST_GRIDS = 6
 FORK_AND_JOIN = "fork and join"
 
 NO_PROMISE = (
-    "server, hogwild: asynchronous. In the time of a batch each worker updates by its own part of it, from "
-    "parameters that others have changed since. So these rows promise no synchronous result"
+    "server, hogwild: asynchronous. In the time of a batch each worker makes one update by its own part, "
+    "with parameters that may be stale: these rows promise no synchronous result"
 )
 
 

@@ -31,7 +31,7 @@ class Schedule:
         self._order = self._rows
 
     def longer(self, times: int) -> Schedule:
-        """Return the same batches over so many times as many epochs."""
+        """Return the same batches over ``times`` as many epochs."""
         rows, samples, batch, epochs, shuffle, seed = self._made_of
         return Schedule(rows, samples, batch, times * epochs, shuffle, seed)
 

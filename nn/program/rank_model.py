@@ -232,7 +232,7 @@ class TrainingArrays:
         )
 
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int, updates: int) -> None:
-        """Take this rank's part of what the optimiser kept of all parameters after so many steps, updates."""
+        """Take this rank's part of the optimiser's state after ``step`` steps and ``updates`` updates."""
         for name, arrays in whole.items():
             self.state.arenas[name].set(self._model.shard.cut(dict(arrays)))
         self.state.start(updates)

@@ -71,7 +71,7 @@ def _choose_plan(
 ) -> Plan:
     """Return the plan named, else the one chosen before, else the one that should be fastest.
 
-    It is for so many ranks, all but parameter servers.
+    It is for ``workers`` ranks: all but parameter servers.
     """
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
     if settings.plan == AUTO:

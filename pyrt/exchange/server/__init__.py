@@ -31,7 +31,7 @@ NAME = "server"
 def make(setting: ExchangeContext) -> Exchange:
     """Make the exchange of this rank, a server or a worker. Collective.
 
-    Raises UserError, on all ranks, where a server would hold nothing.
+    Raises UserError, on all ranks, if a server would hold no parameters.
     """
     if isinstance(setting.update, NoUpdate) or not setting.asynchrony.servers:
         raise UserError(f"--exchange {NAME}: sums nothing: use host")
