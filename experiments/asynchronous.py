@@ -112,7 +112,7 @@ def rows_of(point: Point, report: Report) -> list[Row]:
 
 
 def updates_an_epoch(point: Point) -> int:
-    """Return how many updates an epoch has: one for each worker and batch, or one a batch."""
+    """Return the number of updates in an epoch: one for each worker and batch, or one a batch."""
     batches = math.ceil(point["samples"] / (BATCH * point["workers"]))
     is_synchronous = point["way"] == "server, K = 0" or not (point["servers"] or point["way"] == HOGWILD)
     return batches if is_synchronous else batches * int(point["workers"])

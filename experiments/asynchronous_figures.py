@@ -81,7 +81,7 @@ def _spread(values: Any) -> str:
 
 
 def _when(runs: pd.DataFrame, goal: float) -> str:
-    """Say when runs of one way arrive."""
+    """Say when runs of one way reach the accuracy."""
     there = runs[runs.updates.notna()]
     late = len(runs) - len(there)
     never = f"never in {amount(runs.epochs.iloc[0], 'epoch')} (best {runs.best.max():.3f})"
@@ -363,8 +363,8 @@ def _price(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
     figure.legend(loc="outside upper center", ncols=2)
     caption = (
         "Updates of as many samples until the end of the first epoch with the validation accuracy, means of "
-        "all runs that arrive; one worker is sequential training. A curve that rises pays for staleness. "
-        "Points that are missing do not arrive."
+        "all runs that reach it; one worker is sequential training. A rising curve is the cost of staleness. "
+        "Where a point is missing, no run reaches it."
     )
     _add(result, figure, setup, "price", title, caption)
 
@@ -375,9 +375,9 @@ def _price_of(what: str, runs: pd.DataFrame, goal: float) -> str:
     parts = []
     for (way, workers), some in runs[runs.workers > 1].groupby(["way", "workers"]):
         there = some.updates.dropna()
-        needs = f"{_spread(there)} ({there.mean() / alone:.2f} times)" if len(there) else "does not arrive"
+        needs = f"{_spread(there)} ({there.mean() / alone:.2f} times)" if len(there) else "never reaches it"
         parts.append(f"{way} with {workers} workers {needs}")
-    first = "does not arrive" if math.isnan(alone) else f"needs {alone:.0f} updates"
+    first = "never reaches it" if math.isnan(alone) else f"needs {alone:.0f} updates"
     return f"{what}, accuracy {goal:g}: one worker {first}; {', '.join(parts)}."
 
 
@@ -403,16 +403,18 @@ def _rates(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
 
 
 def _rates_of(optimiser: str, runs: pd.DataFrame) -> str:
-    """Say what the largest rates are with which workers arrive, beside the law of delayed descent."""
+    """Say which largest rates reach the accuracy, beside the law of descent by stale gradients."""
     parts = []
     for workers, some in runs.groupby("workers"):
         if some.lr.nunique() < 2:
             continue
         there = some[some.updates.notna()].lr.max()
         tried = f"of {some.lr.min():g} to {some.lr.max():g}"
-        most = "none arrives" if math.isnan(there) else f"{there:g} is the largest that arrives"
+        most = f"none {tried} reaches the accuracy"
+        if not math.isnan(there):
+            most = f"the largest {tried} that reaches the accuracy is {there:g}"
         law = f" (a parabola: {rate_limit(workers - 1):.2f} of the largest)" if workers > 1 else ""
-        parts.append(f"{amount(workers, 'worker')}: {most} {tried}{law}")
+        parts.append(f"{amount(workers, 'worker')}: {most}{law}")
     return f"Learning rates, {optimiser}, {FREE}: {'; '.join(parts)}."
 
 

@@ -1,4 +1,4 @@
-"""What is to be expected of asynchronous training: staleness, throughput with a slow worker, largest rates.
+"""Expected values of asynchronous training: staleness, throughput with a slow worker, largest rates.
 
 docs/explain/asynchronous.md derives the formulas. There are p workers; n is the steps of a worker in an
 epoch, at whose end all meet.
@@ -27,12 +27,12 @@ def staleness_at_once(workers: int) -> float:
 
 
 def speed(way: str, workers: int, slow: float, steps: int) -> float:
-    """Return the updates, or parts of a synchronous one, in the time of a step of a fast worker.
+    """Return the updates in the time of a fast worker's step; a synchronous one counts once for each worker.
 
     One worker's steps take ``slow`` times as long. Where each worker makes its own steps, or waits in each
-    step, the epoch lasts as long as those of the slow one. Parameter servers grant p n steps to who comes:
-    the slow worker makes m, the least number with which the others, who may be K + 1 ahead, make the rest
-    meanwhile. Right to one step of a fast worker.
+    step, the epoch lasts as long as the slow one's. Parameter servers grant p n steps to whoever comes: the
+    slow worker makes m, the least number in whose time the others, which may be K + 1 ahead, make the rest.
+    The error is one step of a fast worker at most.
     """
     bound = _bound(way)
     if not bound or workers == 1:

@@ -1,4 +1,4 @@
-"""What `experiments.asynchronous` trains: networks, optimisers, and the ways in which workers go together."""
+"""The points of `experiments.asynchronous`: networks, optimisers, and ways to train with several workers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def servers_of(bound: str) -> str:
 BOUNDS = ("0", "1", "2", "4", "8", "16", "inf")
 FREE = servers_of("inf")
 WAYS = (SYNCHRONOUS, SCALED, *map(servers_of, BOUNDS), HOGWILD)
-"""In the order of figures. `SCALED`: one update a batch moves the parameters as far as a worker's each would
-(the linear scaling rule; Goyal et al., Accurate, Large Minibatch SGD, 2017)."""
+"""The order of figures. `SCALED` multiplies the rate by the number of workers, since it makes one update
+where they make one each (the linear scaling rule; Goyal et al., Accurate, Large Minibatch SGD, 2017)."""
 FEW_WAYS = (SYNCHRONOUS, SCALED, servers_of("4"), FREE, HOGWILD)
 
 WORKERS = (1, 2, 4, 8)
 SLOW = (1, 2, 8)
-"""How many times as long the steps of one worker take."""
+"""Factors of the time of one worker's steps."""
 MOST = 4
-"""The workers of the figures that show one number of them."""
+"""The number of workers in figures that show a single one."""
 
 DENSE, LENET = "784-128-10", "lenet5"
 PLAIN, MOMENTUM, ADAM = OPTIMISERS = ("plain", "momentum", "Adam")
@@ -42,7 +42,7 @@ RATES = {
 """Learning rates with which one worker learns quickly."""
 
 HIGH_RATES = {PLAIN: (1.0, 3.0, 6.0), MOMENTUM: (0.2, 0.5), ADAM: (0.02,)}
-"""Those with which one worker still learns: how many workers do?"""
+"""Higher learning rates, with which one worker still learns."""
 
 BATCH = 50
 """Samples of a worker's step: the batch of p workers has p times as many."""
@@ -54,7 +54,7 @@ COMPARED, PRICED = "ways", "price"
 
 
 class Case(NamedTuple):
-    """Says what is trained, and for how long."""
+    """A network, its optimiser, and the length of its training."""
 
     net: str
     optimiser: str
@@ -153,5 +153,5 @@ def _points(
 
 
 def _servers(way: str, workers: int) -> int:
-    """Return how many parameter servers there are: one for every four workers."""
+    """Return the number of parameter servers: one for every four workers."""
     return -(-workers // 4) if way.startswith("server") else 0

@@ -1,4 +1,4 @@
-"""A line for each run of `experiments.asynchronous`: how fast it went, when it arrived, how stale it was."""
+"""A row for each run of `experiments.asynchronous`: speed, time to the accuracy, mean staleness."""
 
 from __future__ import annotations
 

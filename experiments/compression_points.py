@@ -39,7 +39,7 @@ PAPER = {DENSE: Paper(1070, 27, 40, 1.64, 1.58), CONV: Paper(1720, 44, 39, 0.80,
 
 
 WHOLE = "--val-fraction 0"
-"""For training and compressing alike: errors before and after come from the same training images."""
+"""Used in training and in compressing, so that errors before and after come from the same training images."""
 
 
 class Way(NamedTuple):

@@ -52,7 +52,7 @@ PASSES = ("forward", "backward", "step")
 
 
 class Extent(NamedTuple):
-    """What is varied."""
+    """The sizes that are measured, and the steps of each run."""
 
     hidden: tuple[int, ...]
     batches: tuple[int, ...]
@@ -97,9 +97,9 @@ class Rates(NamedTuple):
     flops: float
     pci: float
     mpi: float
-    """Of the course's 2 n b bytes."""
+    """Counting the course's 2 n b bytes."""
     ring: float
-    """Of the bytes that a ring moves."""
+    """Counting the bytes that a ring moves."""
 
     @classmethod
     def of(cls, work: Work, products: float, copies: float, mpi: float) -> Rates:

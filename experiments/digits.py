@@ -33,7 +33,7 @@ PAIR = (3, 8)
 """The digits of the single neuron."""
 
 UNITS = 32
-"""Of the hidden layer: few enough to look at."""
+"""Hidden units: few enough to look at."""
 
 EPOCHS, BATCH, RATE = 20, 200, 0.5
 

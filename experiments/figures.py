@@ -16,7 +16,7 @@ COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
     *("#332288", "#882255", "#999933", "#8C564B", "#999999"),
 )
-"""Of Okabe and Ito, 2008 (grey for yellow, which white paper swallows), then darker ones of Tol, 2021."""
+"""Colours of Okabe and Ito, 2008 (grey for yellow, which is hard to see on white), then of Tol, 2021."""
 
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")

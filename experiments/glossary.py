@@ -1,4 +1,4 @@
-"""Terms of docs/glossary.md in the text of the page: each is linked where a section first has it."""
+"""Links terms of docs/glossary.md in the text of the page, each where a section first uses it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from markupsafe import Markup, escape
 
 _PAGE = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
 
-TOO_COMMON = {"rows", "columns", "samples", "whole", "space", "split", "slot", "piece", "parts", "spread"}
-"""Terms that are words of everyday, too."""
+TOO_COMMON = {
+    *("rows", "columns", "samples", "whole", "space", "split", "slot", "piece", "parts", "spread"),
+    *("version", "chain"),
+}
+"""Terms that are everyday words, too."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Amdahl's and Gustafson's laws fitted to repeated times: the uncertainty, and why a fit means nothing."""
+"""Fits Amdahl's and Gustafson's laws to repeated times, with uncertainty; refuses fits that mean nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 QUANTILES = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Of Student's t for 95 % in the middle, by repeats; more are taken as ten."""
+"""97.5 % quantiles of Student's t, by the number of repeats; more than ten count as ten."""
 
 LEAST_REPEATS = min(QUANTILES)
 
@@ -17,7 +17,7 @@ WIDEST = 0.1
 """The largest half-width of a share's interval with which it is still worth telling."""
 
 Times = Mapping[int, Sequence[float]]
-"""Seconds of each repeat by number of ranks; that of one rank is there."""
+"""Seconds of each repeat, by number of ranks; one rank is among them."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Fit:
     share: float
     error: float
     repeats: int
-    """The fewest of a number of ranks."""
+    """The fewest repeats over all numbers of ranks."""
 
     @property
     def refusal(self) -> str:
-        """Why the share means nothing; empty where it does."""
+        """Return why the share means nothing; an empty text where it means something."""
         low, high = self.share - self.error, self.share + self.error
         if math.isnan(self.share):
             return "there are no times of more ranks than one"

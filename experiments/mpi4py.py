@@ -33,13 +33,13 @@ COLUMNS = (
 STRONG, WEAK = "strong", "weak"
 
 RANKS = (1, 2, 4, 6, 8)
-"""Of the report; as far as there are cores."""
+"""The report's numbers of ranks; those above the number of cores are left out."""
 
 PUBLISHED = {1: 1.0, 2: 1.84, 4: 2.95, 8: 3.97}
 """Its speed-ups in strong scaling: cited, not measured here. Its other numbers are not in this project."""
 
 SAMPLES = {STRONG: 60000, WEAK: 5000}
-"""Of an iteration: of all ranks together, and of each rank."""
+"""Samples of an iteration: over all ranks, and of each rank."""
 
 HIDDEN, RATE, ITERATIONS = 100, 0.1, 10
 
@@ -230,7 +230,7 @@ def _draw_iterations(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
 
 
 NOISY = 0.1
-"""Standard deviation of iterations over their mean, from which on a finding says so."""
+"""Standard deviation of iterations over their mean, above which a finding says that the machine is noisy."""
 
 
 def _relative_spread(rows: pd.DataFrame) -> float:

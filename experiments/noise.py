@@ -1,4 +1,4 @@
-"""Whether a machine repeats its times well enough to conclude anything from them."""
+"""Says where repeated times differ too much to conclude anything from them."""
 
 from __future__ import annotations
 

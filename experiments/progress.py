@@ -1,4 +1,4 @@
-"""How far a study is, for people who wait: a bar on a terminal, lines elsewhere."""
+"""The progress of a study, for people who wait: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Table:
 
 
 class Finding(str):
-    """A sentence for a report, which knows the figure that it is read from; None: a table."""
+    """A sentence of a report, with the name of the figure that it is read from; None: a table."""
 
     figure: str | None
 
@@ -117,7 +117,7 @@ class Section:
     """A study's part of the page, in plain words."""
 
     findings: list[str] = field(default_factory=list)
-    """What the numbers say, with the numbers, and each names its figure: `find`, or its own words."""
+    """Sentences, with the numbers that they rest on. Each names its figure: by `find`, or in its text."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
 

@@ -29,10 +29,10 @@ COLUMNS = (
 )
 
 STEPS = 10, 14
-"""Recorded, of an epoch each: no epoch ends between them."""
+"""The first and the last step recorded; no epoch ends between them."""
 
 EXCHANGES = ("blocking", "host", "peer")
-"""From the plain one to the fast one; the last needs GPUs."""
+"""Exchanges from the plain one to the fast one; the last needs GPUs."""
 
 COMPUTING = (FORWARD, BACKWARD, MERGED, OTHER, UPDATE)
 """Groups of phases in which a rank works on its own."""
@@ -62,7 +62,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def rows_of(content: dict[str, Any]) -> list[Row]:
-    """List the spans of the step of median length, in microseconds from its begin on."""
+    """List the spans of the step of median length, in microseconds from its start."""
     from pyrt.timeline.chrome import spans_of
 
     found = spans_of(content)
@@ -111,12 +111,12 @@ class Shares(NamedTuple):
     step: float
     computing: float
     sums: float
-    """While messages, or a kernel of an exchange, are under way,"""
+    """The time in which messages, or a kernel of an exchange, are under way."""
     hidden: float
-    """and those of them in which the rank computes too."""
+    """The part of ``sums`` in which the rank computes too."""
     copies: float
     idle: float
-    """The rank computes nothing."""
+    """The time in which the rank computes nothing."""
 
 
 def shares_of(run: pd.DataFrame) -> Shares:
@@ -149,7 +149,7 @@ def union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Return where both of two unions are."""
+    """Return the intersection of two unions."""
     return union(
         [
             (max(start, other), min(stop, end))

@@ -1,8 +1,8 @@
 """Statistics of the calls of a phase: count, total, mean, median, standard deviation, shortest and longest.
 
 They are kept while a run goes on, in memory that does not grow: sums over all calls, and up to `KEPT` calls
-for the median. Of more calls a random sample is kept, each as likely as another: calls that differ in turn,
-as those of full and of short batches, are all met (algorithm L of Li, 1994).
+for the median. Of more calls a uniform random sample is kept (algorithm L of Li, 1994): a choice of every
+n-th call could miss short batches, which come at regular distances.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 KEPT = 1024
-"""Durations that a median is taken of: up to so many calls it is exact."""
+"""The number of durations kept for the median, which is exact up to so many calls."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank has measured of some calls; `statistics` reads it, of one rank or of several."""
+    """One rank's measurements of some calls; `statistics` joins those of several ranks."""
 
     count: int
     total: float
@@ -41,7 +41,7 @@ class Measured:
     min: float
     max: float
     kept: tuple[array[float], array[int]]
-    """Seconds of a call, and for how many calls they stand: of all measurements, or of a sample."""
+    """The seconds of each call kept, and the number of calls that each stands for."""
 
 
 class Durations:

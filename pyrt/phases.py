@@ -56,7 +56,7 @@ class PhaseTimes:
 
     @property
     def device_calls(self) -> int:
-        """How many these are."""
+        """The number of calls that were timed on the device."""
         return self.on_device.count
 
 
@@ -97,7 +97,7 @@ class Phases:
         work; else nothing."""
         self.profile = False
         self.timeline: Timeline | None = None
-        """What is told of each phase that is left, while it records."""
+        """Records each phase when the host leaves it; None: nothing does."""
 
     def use_device(self, driver: Driver) -> None:
         """Time phases that name a stream on this device, from here on."""
@@ -203,7 +203,7 @@ class Phase:
         self.calls = 0
         self.host = 0.0
         self.durations = Durations()
-        """From enter to leave."""
+        """The times of calls on the host, from enter to leave."""
         self.timer = timer
         self.used = False
         self.weight = 1

@@ -104,7 +104,7 @@ OTHER_NAMES = {
 
 
 NO_LAYERS = "none"
-"""In the place of their sizes."""
+"""The value of --hidden for a network without hidden layers."""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -174,7 +174,7 @@ def _plainly(default: Any) -> str:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Read 512 or 512,256; none is no number."""
+    """Read sizes of layers, as 512 or 512,256; return an empty tuple for none."""
     return () if text == NO_LAYERS else tuple(int(size) for size in text.split(","))
 
 

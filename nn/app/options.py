@@ -36,7 +36,7 @@ class Options(Settings):
     """One run. Raises UserError for values that make no sense, each named by its option."""
 
     hidden: tuple[int, ...] = option(
-        (512,), "units of the hidden layers, as 512 or 512,256; none: inputs and outputs alone", "N[,N...]"
+        (512,), "units of the hidden layers, as 512 or 512,256; none: a linear classifier", "N[,N...]"
     )
     net: str | None = option(
         None,
@@ -171,7 +171,7 @@ class Options(Settings):
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
         if not self.hidden and self.activation != Options.activation:
-            raise UserError("--activation: is of hidden layers, and --hidden none has none: leave it out")
+            raise UserError("--activation: --hidden none has no hidden layers: leave it out")
         if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
             raise UserError("--net says all layers: leave out --hidden and --activation")
         if self.net is not None and not net_files.is_file(self.net):
@@ -220,7 +220,7 @@ class Options(Settings):
         if self.elastic and self.exchange != "server":
             raise UserError("--elastic: goes with --exchange server")
         if self.elastic and (self.evaluate or self.check):
-            raise UserError("--elastic: goes on training without ranks: leave out --evaluate and --check")
+            raise UserError("--elastic: goes with training alone: leave out --evaluate and --check")
         if self.shards_kept > 1 and not self.elastic:
             raise UserError("--shards-kept: goes with --elastic")
         if self.tolerance is not None and not self.check:

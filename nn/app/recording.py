@@ -1,4 +1,4 @@
-"""The options --timeline and --timeline-steps, and what a run does about them."""
+"""The options --timeline and --timeline-steps: checks them, and makes the recorder that they ask for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_timeline(options: Options, job: Job, phases: Phases) -> Job:
 
 
 def recorded_steps(options: Options, trainer: Trainer, done: int) -> RecordedSteps | None:
-    """Make what records the steps, of a training of which so many are ``done``; None without --timeline.
+    """Return the recorder of the steps to record, after ``done`` steps of the run; None without --timeline.
 
     Raises UserError, on all ranks, if the run has no such steps.
     """

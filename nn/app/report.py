@@ -63,7 +63,7 @@ class PhaseRow:
     on_host: Statistics | None = None
     on_device: Statistics | None = None
     ranks: list[RankCalls] = field(default_factory=list)
-    """Of each rank that entered the phase."""
+    """The same for each rank that entered the phase."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What asynchronous training costs on paper: with parameter servers, and with shared parameters, no locks.
+"""The predicted cost of asynchronous training: with parameter servers, and with shared parameters (hogwild).
 
-No rank waits for all others, so there is no step of all ranks. The time of a batch is that in which as many
-updates are made as there are workers, each from a worker's part of the batch. A worker goes round and round:
-it computes, pushes, pulls. Its way leads through what all workers share, the servers or the memory of rank 0.
-This is a closed queue, and its throughput has two bounds (Denning and Buzen, The Operational Analysis of
+No rank waits for all others, so there is no step of all ranks. The time of a batch is the time of as many
+updates as there are workers, each from a worker's part of the batch. A worker computes, pushes, pulls, and
+begins again. All workers share the servers, or the memory of rank 0, and queue there. This is a closed queue,
+and its throughput has two bounds (Denning and Buzen, The Operational Analysis of
 Queueing Network Models, 1978; the asymptotic bounds of Lazowska et al., Quantitative System Performance,
 1984, chapter 5): p workers that take T seconds for an update when they are alone, of which what is shared
 takes s, make
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nn.autotune.search import Search
 
 SERVER, HOGWILD = "server", "hogwild"
-"""The exchanges."""
+"""Names of exchanges."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Cycle:
 
 @dataclass
 class AsynchronousCost(Cost):
-    """Of a batch: ``exchange`` has the seconds in which a worker neither computes nor updates."""
+    """The cost of a batch. ``exchange`` has the seconds in which a worker neither computes nor updates."""
 
     limit: str = ""
-    """What is busy all the time, if workers wait for it."""
+    """The shared resource that is always busy, if workers queue; else empty."""
 
     @property
     def bound(self) -> str:
@@ -57,7 +57,7 @@ class AsynchronousCost(Cost):
 
 
 class _Worker:
-    """A worker's step on paper: its operations, and the numbers that it pushes and pulls."""
+    """The predicted step of a worker: its operations, and the bytes that it pushes and pulls."""
 
     def __init__(self, search: Search, exchange: str, workers: int) -> None:
         """Raises UserError where the step would not fit kernels' indices."""
@@ -67,7 +67,7 @@ class _Worker:
         self._cost, self._rates = Costing(self._step, rates).cost, rates
         self._update = self._step.update(over_all=True)
         self.nbytes = self._step.bucket_elements * self._step.itemsize
-        """Of a push of all gradients, and of a pull of all parameters."""
+        """The bytes of a push of all gradients, and of a pull of all parameters."""
 
     @property
     def compute(self) -> float:
@@ -79,7 +79,7 @@ class _Worker:
         return self._rates.pass_seconds(kind(self._update), int(part * self._update.bytes))
 
     def cost(self, seconds: float, updates: bool, sent: float, messages: float, limit: str) -> Cost:
-        """Return what a batch of so many seconds costs; of the worker, but for what is sent."""
+        """Return the cost of a batch that takes ``seconds``; flops, bytes and memory are a worker's."""
         one, update = self._cost, self._update
         elsewhere = (0, 0) if updates else (update.flops, update.bytes)
         memory = one.memory if updates else replace(one.memory, momentum=0)
@@ -152,7 +152,7 @@ def hogwild(search: Search) -> Cost:
     """Return the cost of a batch where the ranks of a node share parameters.
 
     Push and pull are one kernel, that reads and writes each shared number once over the link of rank 0, in
-    both directions at once; rank 0 has them at home:
+    both directions at once; rank 0 has them in its own memory:
 
         T = compute + apply(n) + t(n, 1)        s = n / bandwidth, of p - 1 workers
 
@@ -167,5 +167,5 @@ def hogwild(search: Search) -> Cost:
 
 
 def _link(rates: Rates, ranks: int) -> Link:
-    """Return the link to servers: that across nodes if there are several, for those who are not near."""
+    """Return the link to servers: that across nodes if there are several."""
     return (rates.node if ranks <= rates.ranks_per_node else rates.network)[GATHER]

@@ -19,14 +19,14 @@ MOST_GRIDS = 6
 FORK_AND_JOIN = "fork and join"
 
 NO_PROMISE = (
-    "server, hogwild: asynchronous. In the time of a batch each worker updates by its own part of it, from "
-    "parameters that others have changed since. So these rows promise no synchronous result"
+    "server, hogwild: asynchronous. In the time of a batch each worker makes one update by its own part, "
+    "with parameters that may be stale: these rows promise no synchronous result"
 )
 
 
 def table(search: Search, best: Plan, width: int | None = None) -> str:
     """Lay out a row for each `named` plan, for a fork and join around every product, and for asynchronous
-    ways, which it says are no plans; name the best plan.
+    training; name the best plan.
 
     ``width``: see `pyrt.tables.table`.
     """
@@ -72,7 +72,7 @@ def operations_table(search: Search, plan: Plan, width: int | None = None) -> st
 
 
 def costs(search: Search, best: Plan) -> Iterator[tuple[str, Cost]]:
-    """Yield the cost of each row; leave out plans and ways that cannot be."""
+    """Yield the cost of each row; leave out plans and exchanges that cannot be."""
     for name, plan in named(search, best).items():
         cost = search.cost(plan)
         if cost is not None:

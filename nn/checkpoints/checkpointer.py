@@ -62,7 +62,7 @@ class Checkpointer:
         return self.is_preempted or step % self._every == 0
 
     def is_due_where_all_meet(self, step: int) -> bool:
-        """Return the same as `is_due` for ranks that meet now, and make other steps between meetings."""
+        """Return whether a checkpoint is due after so many steps, where all ranks have met. Collective."""
         if self._stopping.is_agreed_now():
             self.is_preempted = True
         return self.is_preempted or step % self._every == 0

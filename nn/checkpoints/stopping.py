@@ -54,7 +54,7 @@ class Stopping:
         return False
 
     def is_agreed_now(self) -> bool:
-        """Return whether a rank was asked to stop, where all ranks have met anyway. Collective."""
+        """Return whether any rank was asked to stop by now. Collective."""
         self._job.wait_for_all()
         return bool(self._job.comm.allreduce(stop_was_asked(), MPI.LOR))
 

@@ -1,4 +1,4 @@
-"""``--distribute``: whether every rank holds the whole data set, or the part of its images that it trains on.
+"""The option --distribute: each rank holds the whole data set, or only the images that it trains on.
 
 With ``parts`` rank 0 scatters the images, so the ranks together hold them once: a set may be larger than the
 memory of a rank. A rank needs no others where batches are the same slices of the set in every epoch
@@ -27,7 +27,8 @@ CHOICES = WHOLE, PARTS = ("whole", "parts")
 class HeldRows:
     """An array (n, D) of which this rank holds some rows.
 
-    `numpy.take` and slices of rows work as on the array, for rows that are held; others give any row.
+    `numpy.take` and slices of rows work as on the whole array for rows that are held; for others they give
+    arbitrary rows.
     """
 
     array: np.ndarray
@@ -59,7 +60,7 @@ class HeldRows:
         return HeldRows(self.array[begin:end], self.numbers[begin:end] - first, max(0, stop - first))
 
     def take(self, rows: np.ndarray, axis: int, out: np.ndarray, mode: str) -> np.ndarray:
-        """Copy rows into ``out``: what `numpy.take` calls."""
+        """Copy rows into ``out``; `numpy.take` calls this."""
         if not len(self.array):
             return out
         places = np.searchsorted(self.numbers, rows)
@@ -67,7 +68,7 @@ class HeldRows:
 
 
 def is_in_parts(dataset: Dataset) -> bool:
-    """Return whether this rank holds a part of the images alone."""
+    """Return whether this rank holds only a part of the images."""
     return isinstance(dataset.images, HeldRows)
 
 
@@ -89,7 +90,7 @@ def require_parts(samples: int | None, available: int) -> None:
 
 
 def slices(used: int, available: int, images: int, batch: int) -> list[tuple[int, int]]:
-    """List the slices of a set's images that ranks share: each batch of an epoch, then what validates.
+    """List the slices of a set's images that ranks share: each batch of an epoch, then the validation set.
 
     The first ``used`` of the ``available`` training images are trained on. All of the test set is one slice:
     ``slices(0, 0, images, 1)``.

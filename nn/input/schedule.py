@@ -31,7 +31,7 @@ class Schedule:
         self._order = self._rows
 
     def longer(self, times: int) -> Schedule:
-        """Return the same batches over so many times as many epochs."""
+        """Return the same batches over ``times`` as many epochs."""
         rows, samples, batch, epochs, shuffle, seed = self._made_of
         return Schedule(rows, samples, batch, times * epochs, shuffle, seed)
 
@@ -82,9 +82,9 @@ class Schedule:
         return counts
 
     def coverage_of(self, part: Callable[[int], tuple[int, int]], first: int, stop: int) -> np.ndarray:
-        """Count the same in the parts of the batches from step ``first`` to ``stop``.
+        """Count the same for one rank's parts of the batches from step ``first`` to ``stop``.
 
-        ``part`` says which samples of a batch of so many are in its part: start and stop.
+        ``part`` takes the size of a batch and returns start and stop of the part.
         """
         counts = np.zeros(self.used, int)
         for epoch in range(self.epoch(first), self.epoch(max(first, stop - 1)) + 1):

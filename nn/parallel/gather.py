@@ -81,7 +81,7 @@ def gather_updated(
 def _gather_of_survivors(
     shard: Shard, flat: DeviceArray, spans: Sequence[Span], job: Job
 ) -> dict[str, np.ndarray]:
-    """Do the same at once, also what several ranks have: one that is asked may have died by then."""
+    """Collect the same in one gather, what several ranks hold too: a rank that is asked later may be dead."""
     first = {name: Layout(shard.shapes, flat.dtype).offsets[name] for name in shard.shapes}
     mine = [
         (span, flat.rows(first[span.name] + span.start, first[span.name] + span.stop).to_host())

@@ -36,7 +36,7 @@ BY_PLACES, WITH_HALO = "places", "halo"
 """images also by their rows, without and with those beside them (nn/parallel/space.py)."""
 
 FORK_JOIN = "fork-join"
-"""In place of a plan: rank 0 has all, and others compute parts of its products (nn/train/fork_join.py)."""
+"""No plan: rank 0 has everything, and others compute parts of its products (nn/train/fork_join.py)."""
 
 _TAKES = {SAMPLES: BY_SAMPLES, ROWS: WHOLE, COLUMNS: BY_UNITS, SPACE: WITH_HALO}
 _MAKES = {SAMPLES: BY_SAMPLES, ROWS: BY_UNITS, COLUMNS: WHOLE, SPACE: BY_PLACES}

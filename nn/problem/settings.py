@@ -231,7 +231,7 @@ class Settings:
 
     @property
     def slowed(self) -> tuple[int, float] | None:
-        """The rank that is slow, and how many times as long its steps take; None: none is."""
+        """Return the slow rank and the factor of its steps' time; None without --slow-rank."""
         if self.slow_rank is None:
             return None
         found = re.fullmatch(r"(\d{1,7}):(\d{1,6}(?:\.\d{1,6})?)", self.slow_rank)
@@ -244,7 +244,7 @@ class Settings:
 
     @property
     def asynchrony(self) -> Asynchrony:
-        """How ranks that do not wait for each other work together."""
+        """Return the settings of the exchange, if it is asynchronous; else `SYNCHRONOUS`."""
         if self.exchange not in asynchronous():
             return SYNCHRONOUS
         servers = self.servers if self.exchange == "server" else 0
@@ -262,7 +262,7 @@ class Settings:
 
     @property
     def fuses(self) -> bool:
-        """Whether a kernel may do the work of several operations."""
+        """Return whether a kernel may do the work of several operations."""
         return not self.profile and self.plan != FORK_JOIN
 
     @property

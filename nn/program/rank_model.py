@@ -144,12 +144,12 @@ class RankModel:
 
 @dataclass(frozen=True)
 class Role:
-    """What becomes of a rank's gradients."""
+    """The use of a rank's gradients, and its share in the update."""
 
     is_alone: bool = False
-    """Whether they are applied by themselves, not summed: its part of a batch is a batch of its own."""
+    """Gradients are applied without a sum over ranks: the rank's part of a batch is a batch of its own."""
     updates: bool = True
-    """Whether it updates parameters, and keeps what the optimiser needs for that."""
+    """The rank updates parameters, and keeps the optimiser's state of them."""
 
 
 SUMMED = Role()
@@ -232,7 +232,7 @@ class TrainingArrays:
         )
 
     def set_state(self, whole: Mapping[str, Mapping[str, np.ndarray]], step: int, updates: int) -> None:
-        """Take this rank's part of what the optimiser kept of all parameters after so many steps, updates."""
+        """Take this rank's part of the optimiser's state after ``step`` steps and ``updates`` updates."""
         for name, arrays in whole.items():
             self.state.arenas[name].set(self._model.shard.cut(dict(arrays)))
         self.state.start(updates)

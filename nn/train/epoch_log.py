@@ -45,9 +45,9 @@ class EpochLog:
             self._total = workers.kept(self._total)
         self._meets = meets
         self._is_marked_early = validation is None or not meets
-        """Whether an epoch is over before it is validated, if it is."""
+        """The clock is marked when an epoch's last step is queued, not after its validation."""
         self._unknown: list[tuple[float, float]] = []
-        """Of epochs that ended where workers did not meet: this one's sum of losses, and seconds."""
+        """This worker's sum of losses, and the seconds, of each epoch since workers last met."""
         self._in_legs, self._lapped = 0.0, time.perf_counter()
 
     @property

@@ -39,12 +39,12 @@ SERVING, WAITING = "products for rank 0", "wait for rank 0"
 """Phases of the other ranks."""
 
 _NEW, _END = -1, -2
-"""What rank 0 says in place of the number of a product: another one follows; the training is over."""
+"""Messages of rank 0 in place of a product's number: a new product follows; the training is over."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the ranks must know of a product."""
+    """The sizes, layout and dtype of a product, as all ranks must know them."""
 
     sizes: tuple[int, int, int]
     transpose_a: bool
@@ -62,7 +62,7 @@ class Shape:
 
 
 class Fork:
-    """Rank 0's side."""
+    """Rank 0's side: announces products to the other ranks, and wraps its own."""
 
     def __init__(self, comm: MPI.Comm, phases: Phases) -> None:
         self.comm = comm
@@ -75,7 +75,7 @@ class Fork:
         return self.comm.size - 1
 
     def wrap(self, operation: Operation, queue: QueueWork, kernels: Kernels | None) -> QueueWork:
-        """Return what forks the operation, if it is a product; else what queues it here."""
+        """Return a call that forks the operation, if it is a product; else ``queue``, which runs it here."""
         work = operation.work
         if not isinstance(work, Product) or not work.D.is_contiguous:
             return queue
@@ -93,7 +93,7 @@ class Fork:
         self.comm.Ibcast(np.array([number], np.int64)).Wait()
 
     def end(self, result: Any) -> None:
-        """Send the other ranks what came of the training: a result, or the error that all ranks end with."""
+        """Send the other ranks the result of the training, or the error with which all ranks end."""
         self.call(_END)
         self.comm.bcast(result)
 
@@ -178,7 +178,7 @@ def bound(product: Product, kernels: Kernels | None) -> QueueWork:
 
 
 class _Part:
-    """What another rank computes of a product."""
+    """The part of a product that another rank computes."""
 
     def __init__(self, shape: Shape, comm: MPI.Comm, driver: Driver, kernels: Kernels | None) -> None:
         self._comm, self._driver = comm, driver

@@ -1,8 +1,8 @@
 """Training with parameter servers, in legs: from where all ranks have met to where they meet again.
 
-A leg has so many steps for each worker, whoever makes them: a worker asks for another one when it pushes the
-gradients of the last. So a slow worker makes fewer, and all meet when the last steps are over. Ranks meet
-where an epoch ends, where a checkpoint is due, and where one is asked to stop.
+The steps of a leg are not dealt out beforehand: a worker asks for another one when it pushes the gradients of
+the last. So a slow worker makes fewer, and all meet when the last steps are over. Ranks meet where an epoch
+ends, where a checkpoint is due, and where one is asked to stop.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pyrt.exchange.server.leg import Leg, ServerSide
 from pyrt.exchange.server.roles import Roles
 
 Sums = dict[int, tuple[float, int]]
-"""For epochs, from 0: the sum of the losses of samples, and how many these are."""
+"""By epoch, from 0: the sum of the losses of samples, and the number of samples."""
 
 
 class Told(Protocol):
-    """Is told of a training on the first server, while it goes on."""
+    """Receives the progress of a training, on the first server."""
 
     def step(self, step: int, loss: float) -> None:
-        """Note a step over all workers: the mean loss of as many updates as there are workers, the last."""
+        """Note a step over all workers. Its loss is the mean over the last p updates, for p workers."""
 
     def lost(self, rank: LostRank) -> None:
         """Note that a rank has died."""
 
 
 class LegLog:
-    """What the first server notes in a leg."""
+    """Adds up the losses of a leg on the first server, and tells of each step."""
 
     def __init__(self, leg: tuple[int, int], roles: Roles, sums: Sums, told: Told) -> None:
-        """The leg begins with a step, in epochs of so many steps: ``leg``."""
+        """``leg``: the step with which it begins, and the number of steps in an epoch."""
         self._step, batches = leg
         self._in_epoch = roles.workers * batches
         self._latest = [(0.0, 0)] * roles.workers

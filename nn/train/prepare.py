@@ -40,7 +40,7 @@ class Prepared:
     groups: RankGroups
     rehearsal: Rehearsal
     fork: Fork | None = None
-    """What lets other ranks compute parts of products, with the plan fork-join."""
+    """Lets other ranks compute parts of products; None without --plan fork-join."""
 
 
 def prepare(
@@ -58,7 +58,7 @@ def prepare(
     plan = _choose_plan(problem, runtime, choice, resume_point, roles.workers)
     if fork is not None:
         plan = replace(plan, why=f"each product is forked to {fork.helpers} more")
-    # Servers, the first ranks, take part behind the workers: in nothing but the exchange.
+    # Plans number the ranks that compute from 0, so servers, the first ranks of the job, come last here.
     shard = Shard(plan, problem.network, (runtime.job.rank - roles.servers) % roles.ranks)
     groups = RankGroups.of(choice, shard)
     with phases.phase("count memory"):
@@ -71,7 +71,7 @@ def _choose_plan(
 ) -> Plan:
     """Return the plan named, else the one chosen before, else the one that should be fastest.
 
-    It is for so many ranks, all but parameter servers.
+    It is for ``workers`` ranks: all but parameter servers.
     """
     settings, network, job, plan = problem.settings, problem.network, runtime.job, None
     if settings.plan == AUTO:

@@ -64,7 +64,7 @@ class RankResources:
     links: Redistributor
     """Of the ranks of a group, whose activations move."""
     fork: Fork | None = None
-    """What lets other ranks compute parts of this one's products, with the plan fork-join."""
+    """Lets other ranks compute parts of this one's products; None without --plan fork-join."""
 
     @classmethod
     def make(

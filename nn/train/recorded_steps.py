@@ -14,7 +14,7 @@ from pyrt.timeline import HOST, STEP, Timeline
 from pyrt.timeline.chrome import trace
 
 USUAL = 10, 14
-"""Steps that are recorded where nobody says which: none of the first ones, in which caches fill."""
+"""The first and the last step recorded by default; in earlier ones caches fill."""
 
 
 def chosen(asked: tuple[int, int] | None, done: int, steps: int) -> tuple[int, int]:

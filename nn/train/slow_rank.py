@@ -28,7 +28,7 @@ class SlowRank:
         self._stream = resources.streams.compute
         self._phase = resources.phases.phase("slow rank")
         self._seconds = 0.0
-        """That a step has taken."""
+        """The time of the last step."""
 
     @classmethod
     def of(cls, settings: Settings, resources: RankResources) -> SlowRank | None:
@@ -39,7 +39,7 @@ class SlowRank:
         return cls(factor, resources) if rank == resources.job.rank else None
 
     def make(self, steps: int, queue: Callable[[], object]) -> None:
-        """Wait, then make so many steps, which the call queues, and measure them up to their end."""
+        """Wait, then make so many ``steps``, which ``queue`` queues, and measure their time."""
         with self._phase:
             time.sleep((self._factor - 1) * self._seconds * steps)
         begun = time.perf_counter()

@@ -52,7 +52,7 @@ class StepQueue:
         }
 
     def start(self, step: int, recorded: RecordedSteps | None = None) -> None:
-        """Begin with this step, if there is one left; those that are ``recorded`` are launched one by one."""
+        """Begin with this step, if there is one left; ``recorded`` steps are launched kernel by kernel."""
         self._recorded = recorded
         if step < self._schedule.steps:
             self._batches.start(step)

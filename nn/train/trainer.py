@@ -114,8 +114,8 @@ class Trainer:
         To be called once, before the first step.
 
         With ``checks`` the result will be compared with the NumPy reference from the same start: then a
-        resumed run must have the initial parameters of the first one. ``record`` makes what records some
-        steps, for a training of which so many steps are done.
+        resumed run must have the initial parameters of the first one. ``record`` takes the number of
+        steps that are done, and returns the recorder of some steps or None.
         """
         problem, job = self.problem, self.runtime.job
         with self.runtime.phases.phase("train setup"):

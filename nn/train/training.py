@@ -58,7 +58,7 @@ class Watcher:
 
 
 class ToldOfLegs:
-    """Passes on to a watcher what the first parameter server is told, and keeps it."""
+    """Passes the progress of legs on to a watcher, and keeps printed losses and lost ranks."""
 
     def __init__(self, watcher: Watcher, schedule: Schedule, every: int | None) -> None:
         """The losses of each ``every``-th step are wanted."""
@@ -152,7 +152,7 @@ class Training:
             self._log = LossLog(driver, streams, reading, self._arrays.gradients["loss"], READ_EVERY)
 
     def _wrapped(self, operation: Operation, queue: QueueWork) -> QueueWork:
-        """Put around the operation what the settings ask for."""
+        """Wrap the operation as the settings ask: forked to other ranks, checked."""
         if self._resources.fork is not None:
             queue = self._resources.fork.wrap(operation, queue, self._resources.kernels)
         return self._checked(operation, queue)
@@ -274,7 +274,7 @@ class Training:
                     break
 
     def _epochs_in_legs(self, legs: Legs, last: int, checkpointer: Checkpointer | None) -> Iterator[Epoch]:
-        """Do the same where parameter servers decide who makes the next step."""
+        """Do the same with parameter servers, which grant the steps."""
         while self.step < last:
             self.step, sums = legs.run(
                 self.step, last, checkpointer is not None, self._make_own_step, self._told

@@ -30,7 +30,7 @@ class ExchangeOpener:
     wrap: Wrap
     """What is put around each update."""
     asynchrony: Asynchrony
-    """How ranks that do not wait for each other work together."""
+    """Settings of asynchronous exchanges."""
 
     def open(self, opened: ExitStack) -> Exchange:
         """Make the exchange: of buckets that all ranks sum, and of those that ranks of one shard sum.

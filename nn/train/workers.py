@@ -25,17 +25,17 @@ from pyrt.exchange.server.roles import Roles
 from pyrt.job import Job
 
 NONE: Final = ServerCounts(0, [], 0)
-"""Where there are no servers."""
+"""The counts of a run without parameter servers."""
 
 
 @dataclass(frozen=True)
 class LostRank:
-    """Holds which rank has died, and when that was noticed."""
+    """A rank that has died, and the step at which that was noticed."""
 
     rank: int
     is_server: bool
     step: int
-    """So many steps over all workers were made by then."""
+    """The number of steps over all workers that were made by then."""
 
     @property
     def line(self) -> str:
@@ -64,7 +64,7 @@ class AsynchronousReport:
     staleness: list[list[int]] = field(default_factory=list)
     """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions."""
     furthest: int = 0
-    """With servers: the most steps that a worker was ahead of the slowest one when it began a step."""
+    """The most steps that a worker was ahead of the slowest when it began one; 0 without servers."""
     lost_ranks: list[LostRank] = field(default_factory=list)
     """The ranks that have died, in the order in which the first server noticed it."""
 
@@ -131,7 +131,7 @@ class Workers:
     ) -> Workers | None:
         """Return those of a training with this exchange; None where its ranks wait for each other.
 
-        Nor is it for parameter servers: `nn.train.legs`.
+        With parameter servers `nn.train.legs` does this work.
         """
         name = resources.groups.all.name
         if not exchanges()[name].asynchronous or name == "server":
@@ -169,7 +169,7 @@ class Workers:
 
 
 def roles_of(problem: Problem, name: str, ranks: int) -> Roles:
-    """Say which ranks are parameter servers with this exchange; UserError where no worker would be left."""
+    """Return the roles of ranks with this exchange; raise UserError where no worker would be left."""
     servers = problem.settings.asynchrony.servers if problem.trains and name == "server" else 0
     if servers >= ranks:
         raise UserError(
@@ -180,13 +180,13 @@ def roles_of(problem: Problem, name: str, ranks: int) -> Roles:
 
 
 def role_of(problem: Problem, name: str, shard: Shard) -> Role:
-    """Say what becomes of the gradients of the rank with this shard."""
+    """Return the role of the rank with this shard."""
     is_alone = exchanges()[name].asynchronous and not problem.settings.asynchrony.is_synchronous
     return Role(is_alone, updates=name != "server" or not shard.works)
 
 
 def own_schedule(problem: Problem, name: str, shard: Shard) -> Schedule:
-    """Return the batches that a rank may come to take: with parameter servers a worker those of all."""
+    """Return the batches that a rank may take: with parameter servers one worker may make all steps."""
     return problem.schedule.longer(shard.plan.ranks) if name == "server" else problem.schedule
 
 

@@ -66,7 +66,7 @@ class Update(Protocol):
         """Bind the work that follows when someone else has written parameters on this device."""
 
     def apart(self) -> Update:
-        """Return the same update, which counts its steps by itself: for parts that are updated apart."""
+        """Return the same update with its own count of steps, for a range that is updated at other times."""
 
     def for_peers(self, driver: Driver, buckets: Sequence[Bucket]) -> PackedUpdate:
         """Pack the update of these buckets for kernels that sum over peer memory; it ends the step."""
@@ -115,21 +115,20 @@ class NoUpdate:
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """How ranks that do not wait for each other work together."""
+    """Settings of asynchronous training: atomic updates, parameter servers, the bound on staleness."""
 
     atomic: bool = False
-    """Whether no update is lost where ranks add to the same shared parameter at once."""
+    """Ranks add atomically to shared parameters, so that no update is lost."""
     servers: int = 0
-    """The first so many ranks hold the parameters, for the others."""
+    """The number of parameter servers, which are the first ranks."""
     staleness: float = math.inf
-    """A worker may be so many steps ahead of the slowest one."""
+    """The most steps that a worker may be ahead of the slowest one."""
     kept: int = 1
-    """Each shard of the parameters is on so many servers: 1 or 2."""
+    """The number of servers that hold each shard of the parameters: 1 or 2."""
 
     @property
     def is_synchronous(self) -> bool:
-        """Return whether workers wait for each other in each step all the same, and their gradients are
-        summed."""
+        """Return whether servers sum the gradients of all workers in each step, as synchronous training."""
         return self.servers > 0 and self.staleness == 0
 
     def text(self, ranks: int) -> str:
@@ -144,7 +143,7 @@ class Asynchrony:
 
 
 SYNCHRONOUS = Asynchrony()
-"""Ranks wait for each other: nothing is to be said."""
+"""The settings of exchanges whose ranks wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class ExchangeContext:
     """In the order in which the backward pass fills them; together all that must be summed."""
     update: Update
     asynchrony: Asynchrony = SYNCHRONOUS
-    """How ranks that do not wait for each other work together."""
+    """Settings of asynchronous exchanges; others do not read them."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there are buckets, each with gradients in it."""

@@ -2,9 +2,9 @@
 
 Each rank keeps a TCP connection: the first of a node to the first of the next node, round in a ring, the
 others to the first of their node. Their kernels send each other probes and answer them whatever the processes
-do: a rank that is slow or stopped keeps its connection. Where no answer has come for a while the link between
-the nodes is down, or a node is. A rank that sees this tells it to the ranks that it is connected to, and
-these to others, so that all end, also those that mpirun no longer reaches.
+do: a rank that is slow or stopped keeps its connection. If no answer comes for a while, the link between the
+nodes is down, or a node is. A rank that sees this tells the ranks that it is connected to, and these tell
+others, so that all end, even those that mpirun no longer reaches.
 
 A connection that is closed says nothing: that a rank has ended is known to mpirun. One that is reset says
 that the node has started anew. Where nodes find no way to each other by TCP (IPv4), nothing is watched.
@@ -34,13 +34,13 @@ VARIABLE = "PYRT_NODE_TIMEOUT"
 """Environment variable: seconds without an answer after which the job ends; 0: it is never ended for that."""
 
 LIMIT = 180.0
-"""Its default. MPI goes on by itself after an outage that is shorter."""
+"""The default of `VARIABLE`, in seconds. MPI goes on by itself after a shorter outage."""
 
 _LONGEST = 86400.0
-"""The kernel counts no more than some days."""
+"""The largest value of `VARIABLE`, in seconds: the kernel counts no more than some days."""
 
 _PROBES = 10
-"""Of the kernel, within the limit; fewer where that has fewer seconds."""
+"""The number of probes that the kernel sends within the limit; at most one a second."""
 
 _CONNECTING = 2.0
 """Seconds for a connection to be made."""
@@ -53,7 +53,7 @@ _OF_ONE_MACHINE = ("127.", "169.254.")
 
 
 class _Place(NamedTuple):
-    """Where a rank takes connections; only the first of a node does."""
+    """The addresses and the port at which the first rank of a node takes connections; others have none."""
 
     node: str
     addresses: list[str]
@@ -128,7 +128,7 @@ def _partner(rank: int, first: int, places: list[_Place]) -> int:
 
 
 def _addresses() -> list[str]:
-    """List the IPv4 addresses of this machine, but for those that others cannot mean by them."""
+    """List the IPv4 addresses of this machine that other machines can use."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -191,7 +191,7 @@ def _is_cut_off(connection: socket.socket, node: str, seconds: float) -> bool:
     """Return whether this connection has failed, and say so, or whether the other end tells that one has."""
     try:
         return connection.recv(1) == _CUT_OFF
-    except OSError as error:  # what does not answer, or has started anew, and knows of nothing
+    except OSError as error:  # no answer, or the node has restarted and does not know the connection
         print_error(
             program_name(),
             f"{node} no longer answers {socket.gethostname()} ({error.strerror}): the link between them, or "

@@ -3,7 +3,7 @@
 Bland et al., Post-failure recovery of MPI communication capability, 2013: a call between two ranks fails only
 if one of them is dead, and each rank can ask which are. MPI's collective calls may fail on some ranks and end
 on others, or never. So here ranks gather and spread by messages with rank 0, which drops those that have
-died: no such call fails. Only rank 0 itself cannot be missed.
+died: no such call fails. The job cannot go on without rank 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK = 0.1
 """Seconds between two looks at who is dead."""
 
 _ENABLED = "OMPI_MCA_mpi_ft_enable"
-"""What mpirun --with-ft ulfm sets."""
+"""The environment variable that mpirun --with-ft ulfm sets."""
 
 _TAG = 1
 
@@ -39,7 +39,7 @@ _LAST_LOOK = 0.2
 
 
 class RankLost(Exception):
-    """Of a call that needs one rank: that one has died. All that are left see it."""
+    """The one rank that a call needs has died. All ranks that are left raise it."""
 
 
 def require_mitigation(option: str) -> None:
@@ -86,10 +86,10 @@ class FailureWatch:
 
 
 class Survivors:
-    """Has the collective calls of a communicator, among its ranks that are left.
+    """The collective calls of a communicator, among those of its ranks that live.
 
-    They keep their order, and get new numbers where some are dropped; `members` has their first ones. Other
-    attributes are those of the whole communicator.
+    Ranks keep their order, and get new numbers when some are dropped; `members` has their original ones.
+    Other attributes are those of the whole communicator.
     """
 
     def __init__(self, comm: MPI.Comm, pause: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class Survivors:
         self.allgather(None)
 
     def Ibarrier(self) -> MPI.Request:
-        """Wait for all, and return what has ended."""
+        """Wait for all ranks; return a request that is complete."""
         from mpi4py import MPI
 
         self.barrier()

@@ -6,14 +6,13 @@
     stream compute       | kernel | kernel | kernel | kernel        | kernel |   between two events each
     stream download                            | copy |
 
-A `Timeline` is told of everything by what stands between the program and what it uses: `Phases`, a
-`TracedDriver` (pyrt/timeline/driver.py) and a `TracedComm` (pyrt/timeline/comm.py). Outside of the steps that
-it records, each of these asks once whether it records. The clocks: pyrt/timeline/clocks.py. The file:
-pyrt/timeline/chrome.py.
+`Phases`, a `TracedDriver` (pyrt/timeline/driver.py) and a `TracedComm` (pyrt/timeline/comm.py) tell a
+`Timeline` what they do. Outside of the recorded steps this costs them one look at a flag a call.
+pyrt/timeline/clocks.py puts all clocks on one; pyrt/timeline/chrome.py writes the file.
 
     timeline = Timeline()
     job, driver = timeline.traced_job(job), timeline.traced_driver(driver)
-    phases.use_timeline(timeline)
+    phases.timeline = timeline
     timeline.begin(streams, phases)  # around some steps that are launched, not replayed from graphs
     ..
     records = timeline.end(job)      # collective
@@ -36,7 +35,7 @@ if TYPE_CHECKING:  # MPI must start first, and NumPy come after it (pyrt/job/__i
     from pyrt.streams import Streams
 
 HOST, MPI, MEMORY = "host", "MPI", "copies"
-"""Tracks that are no streams: phases, calls, and copies where the device is the host itself."""
+"""Tracks that are no streams: phases; calls of MPI; copies, where the device is the host itself."""
 
 PHASE, CALL, KERNEL, EXCHANGE, COPY, FILL, STEP = "phase", "mpi", "kernel", "exchange", "copy", "fill", "step"
 """Kinds of spans. An exchange is a kernel that works for one: over other GPUs' memory, or on messages."""
@@ -59,7 +58,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank has recorded, and how its clock goes."""
+    """The spans that one rank has recorded, and the errors of its clocks."""
 
     rank: int
     node: str
@@ -67,7 +66,7 @@ class RankRecord:
     spans: list[Span]
     host_clock: HostClock
     device_clock_error: float
-    """By so many seconds may all times of streams be wrong together."""
+    """Seconds by which all times of streams may be wrong together."""
 
 
 class _Queued(NamedTuple):
@@ -84,7 +83,7 @@ class _Queued(NamedTuple):
 
 
 class Timeline:
-    """What one rank records between `begin` and `end`; it can be used once."""
+    """The recording of one rank between `begin` and `end`; it can be used once."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -138,7 +137,7 @@ class Timeline:
         return job.comm.gather(record)
 
     def add(self, track: str, kind: str, name: str, start: float, nbytes: int | None = None) -> None:
-        """Add what began at ``start`` on the host and ends now."""
+        """Add a span that began at ``start`` on the host and ends now."""
         stop = time.perf_counter()
         self._spans.append(Span(track, kind, name, start, stop, self.step, self._phases.current, nbytes))
 
@@ -148,7 +147,7 @@ class Timeline:
 
     @contextmanager
     def queued(self, stream: StreamHandle, kind: str, name: str, nbytes: int | None = None) -> Iterator[None]:
-        """Add what is queued on the stream within the block."""
+        """Add the work that is queued on the stream within the block."""
         start, stop = (self._driver.create_event(timing=True) for _ in range(2))
         self._driver.record(start, stream)
         yield

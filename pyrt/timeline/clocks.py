@@ -1,8 +1,8 @@
-"""Clocks of one time: a device's beside its host's, and other nodes' beside that of rank 0.
+"""Comparison of clocks: a device's with its host's, and other nodes' with that of rank 0.
 
-Each comparison is Cristian's (1989): ask the other clock, note when one asked and when the answer came. The
-answer was read somewhere between; the middle is off by half of the time that it took, at most. Of several
-tries the quickest is the best.
+It is Cristian's algorithm (1989): ask the other clock, and note the times of question and answer. The clock
+was read between these; their middle is wrong by half of the round trip at most. The quickest of several
+tries is taken.
 """
 
 from __future__ import annotations

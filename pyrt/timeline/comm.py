@@ -19,9 +19,10 @@ WAITING = (
     *("Allreduce", "Barrier", "Bcast", "Gather", "Gatherv", "Recv", "Scatterv", "Send", "Sendrecv"),
     *("allgather", "allreduce", "bcast", "gather", "scatter"),
 )
-"""Calls that return when they are over,"""
+"""Calls that return when they are over."""
+
 POSTING = ("Iallgatherv", "Iallreduce", "Ialltoallv", "Ibarrier", "Ibcast")
-"""and those that return a request."""
+"""Calls that return a request."""
 
 
 class TracedComm(MPI.Intracomm):
@@ -34,7 +35,7 @@ class TracedComm(MPI.Intracomm):
 
 
 class TracedRequest(MPI.Request):
-    """A request whose completion is told, once a test has found it."""
+    """A request that tells its timeline of its completion, once a test has found it."""
 
     timeline: Timeline
     call: str

@@ -20,7 +20,7 @@ _EXCHANGES = "comm"
 class _Module(NamedTuple):
     handle: ModuleHandle
     kind: str
-    """Of its kernels."""
+    """The kind of span that its kernels are."""
 
 
 class _Function(NamedTuple):
@@ -30,7 +30,7 @@ class _Function(NamedTuple):
 
 
 class TracedDriver:
-    """A `Driver` in all that it has not changed here."""
+    """A `Driver` that records kernels, copies and fills; all other calls are the wrapped driver's."""
 
     def __init__(self, driver: Driver, timeline: Timeline) -> None:
         self._driver, self._timeline = driver, timeline

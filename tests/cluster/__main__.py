@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, MOST_NODES + 1))
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--gbit", type=float, default=100.0, help="10^9 bit/s of each node's link")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="from a node to another one")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="delay from one node to another")
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()

@@ -38,7 +38,7 @@ _NEEDED = "mount -t tmpfs tmpfs /dev/shm && ip tuntap add dev tap mode tap"
 
 @cache
 def obstacle() -> str:
-    """Why there can be no cluster here; empty where there can."""
+    """Return why there can be no cluster here; an empty text where there can."""
     if os.geteuid() != 0 or not sys.platform.startswith("linux"):
         return "needs root on Linux"
     missing = [name for name in ("unshare", "nsenter", "ip", "mount") if shutil.which(name) is None]
@@ -71,7 +71,7 @@ class Cluster:
     """Nodes, a login node from which jobs are started, and the network between them."""
 
     def __init__(self, nodes: int) -> None:
-        """Raises RuntimeError, with the words of what failed, where they cannot be made; see `obstacle`."""
+        """Raises RuntimeError, with the error of the command that failed; see `obstacle`."""
         self.nodes = nodes
         command = in_own_namespaces(sys.executable, "-m", "tests.cluster.head", str(nodes))
         self._started: list[subprocess.Popen[str]] = []
@@ -104,7 +104,7 @@ class Cluster:
                 pass
 
     def link(self, gbit: float = 100.0, delay: float = 0.0, loss: float = 0.0) -> None:
-        """Set what joins each node to the others: see `Link`."""
+        """Set the rate, the delay and the loss of all links: see `Link`."""
         self._tell("link", *Link(gbit, delay, loss))
 
     def cut(self, node: int) -> None:

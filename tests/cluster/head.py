@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.cluster.switch import MTU, Link, Switch, hardware_address, open_tap
 
 FOLDER = Path("/dev/shm/cluster")
-"""On the login node: for each node a file of its name, with the number of a process in its namespaces."""
+"""The folder on the login node with a file for each node: the number of a process in its namespaces."""
 
 LOGIN = "login"
 
@@ -28,7 +28,7 @@ _OWN = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child",
 
 
 def in_own_namespaces(*command: str) -> list[str]:
-    """Return a command that runs another one as the first process of new namespaces."""
+    """Return a command that runs ``command`` as the first process of new namespaces."""
     return ["unshare", *_OWN, *command]
 
 

@@ -39,7 +39,7 @@ _FRAME_BYTES = MTU + 14
 
 
 class Link(NamedTuple):
-    """What joins each node to the switch."""
+    """The link that joins a node to the switch."""
 
     gbit: float = 100.0
     """10^9 bit/s, in each direction."""
@@ -68,9 +68,9 @@ class _Port:
     tap: int
     is_cut: bool = False
     sent: float = 0.0
-    """When the last frame of the node has left it."""
+    """The time at which the last frame of the node has left it."""
     received: float = 0.0
-    """When the last frame for the node has come through its link, without the delay."""
+    """The time at which the last frame for the node has passed its link, without the delay."""
 
 
 class Switch:

@@ -1,4 +1,4 @@
-"""How long exchanges over two nodes take on networks of given rates, beside the cost model: a table."""
+"""Times of exchanges over two nodes on networks of given rates, beside the cost model: a table."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SERVERS = [
     *("--device", "cpu", "--hidden", "8", "--batch", "50", "--samples", "200", "--val-fraction", "0"),
     *("--exchange", "server", "--servers", "2"),
 ]
-"""Of four ranks on two nodes the first two are servers, on node 0, and the others workers, on node 1."""
+"""Parameter servers on one node, and their workers on another: two ranks each."""
 
 ENDLESS = [*SERVERS, "--epochs", "1000000", "--print-every", "3"]
 

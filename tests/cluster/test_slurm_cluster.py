@@ -37,7 +37,7 @@ def slurm(nodes: Cluster, tmp_path: Path) -> Slurm:
 
 @pytest.fixture
 def folder(slurm: Slurm, tmp_path: Path) -> Path:
-    """Where the job is submitted: it has docs/slurm.sh, for the MPI of the tests, and what that needs."""
+    """Make the folder from which the job is submitted: docs/slurm.sh for the tests' MPI, and its files."""
     text = (mpi.ROOT / "docs" / "slurm.sh").read_text()
     assert "--mpi=pmix" in text
     speaks = "pmix" if is_open_mpi() else "pmi2"

@@ -195,7 +195,7 @@ def test_rows_count_seconds_and_updates_from_the_start():
     assert set(row) <= set(asynchronous.COLUMNS)
 
 
-def test_a_run_that_diverges_never_arrives(monkeypatch):
+def test_a_run_that_diverges_never_reaches_the_accuracy(monkeypatch):
     def train(options, job):
         raise Diverged("the loss is nan")
 
@@ -279,7 +279,10 @@ def test_what_a_gpu_finds_is_said_with_its_figures(tmp_path, unsaved):
         "784-128-10, plain, accuracy 0.9: one worker needs 144 updates; hogwild with 2 workers 144 "
         "(1.00 times)"
     ) in said
-    assert "4 workers: 1 is the largest that arrives of 0.3 to 6 (a parabola: 0.22 of the largest)" in said
+    assert (
+        "4 workers: the largest of 0.3 to 6 that reaches the accuracy is 1 (a parabola: 0.22 of the largest)"
+        in said
+    )
     assert "4 workers 1.00 (expected 1.50 to 2.92)" in said
 
 

@@ -42,7 +42,7 @@ def test_the_curves_are_those_of_the_laws():
 
 @pytest.mark.parametrize(("fit", "times"), [(amdahl, strong(0.1)), (gustafson, weak(0.25))])
 def test_the_interval_holds_the_share_as_often_as_it_says(fit, times):
-    """In 95 of 100 simulated measurements; 400 of them are off by 3 of 100 at most."""
+    """95 of 100 simulated measurements hold it; with 400 of them the count is off by 3 of 100 at most."""
     share = fit(repeated(times)).share
     found = [fit(repeated(times, noise=0.02, seed=seed)) for seed in range(400)]
     inside = sum(abs(one.share - share) <= one.error for one in found)

@@ -11,7 +11,7 @@ from pyrt.durations import KEPT, Durations, Measured, statistics
 
 
 def measured(seconds: np.ndarray, calls: int = 1) -> Measured:
-    """Of so many calls for each of these measurements."""
+    """Make the durations of these measurements, each of so many calls."""
     durations = Durations()
     for one in seconds:
         durations.add(calls * float(one), calls)

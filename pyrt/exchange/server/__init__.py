@@ -1,4 +1,4 @@
-"""With parameter servers: some ranks hold the parameters, the others push gradients to them and pull.
+"""Parameter servers: some ranks hold the parameters, the others push gradients to them and pull.
 
     server 0   | apply 1 | apply 2 |          | apply 1 | ..        shard 0 of the parameters
     server 1     | apply 1 |        | apply 2 |  ..                 shard 1
@@ -9,10 +9,9 @@
 Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014. Each server holds a range of
 the flat parameters, all of equal bytes, with what the optimiser keeps of it. A worker pushes the gradients of
 its own samples, each shard as soon as its buckets are ready, and pulls what the shard is then. A server
-applies what comes when it comes. A bound of the staleness (pyrt/exchange/server/clocks.py) keeps fast workers
+applies gradients as they come. A bound on the staleness (pyrt/exchange/server/clocks.py) keeps fast workers
 from running away; with 0 the servers wait for all workers, sum in their order and apply once: then training
-is synchronous.
-docs/explain/asynchronous.md has the semantics.
+is synchronous. docs/explain/asynchronous.md has the semantics.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ NAME = "server"
 
 
 def make(setting: ExchangeContext) -> Exchange:
-    """Make this rank's side. Collective.
+    """Make the exchange of this rank, a server or a worker. Collective.
 
-    Raises UserError, on all ranks, where a server would hold nothing.
+    Raises UserError, on all ranks, if a server would hold no parameters.
     """
     if isinstance(setting.update, NoUpdate) or not setting.asynchrony.servers:
         raise UserError(f"--exchange {NAME}: sums nothing: use host")

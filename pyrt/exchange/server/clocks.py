@@ -1,4 +1,4 @@
-"""Who may begin another step: bounded staleness, and how many steps are granted until all ranks meet.
+"""Bounded staleness: decides which worker may begin another step, and grants the steps of a leg.
 
 Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013: a worker's
 clock counts the steps that it has made; the fastest may begin a step while the slowest has made at most K
@@ -20,7 +20,7 @@ class Clocks:
         self._going = set(range(workers))
         self._lost: set[int] = set()
         self.furthest = 0
-        """The most steps that a worker was ahead of the slowest when it was let go on."""
+        """The most steps that a worker was ahead of the slowest when it began a step."""
 
     def restart(self) -> None:
         """Begin anew: all ranks have met."""
@@ -44,11 +44,11 @@ class Clocks:
         return self._steps[worker]
 
     def leave(self, worker: int) -> None:
-        """Wait for this worker no more: it makes no more steps until all ranks have met."""
+        """Stop waiting for this worker: it makes no more steps until all ranks have met."""
         self._going.discard(worker)
 
     def lose(self, worker: int) -> None:
-        """Wait for this worker never more: it has died."""
+        """Stop waiting for this worker, in later legs too: it has died."""
         self._lost.add(worker)
         self._going.discard(worker)
 
@@ -67,7 +67,7 @@ class Clocks:
         return len(self._going) + len(self._lost) < len(self._steps)
 
     def are_even(self) -> bool:
-        """Return whether all workers that still make steps have made as many."""
+        """Return whether all workers that still make steps have made equally many."""
         return len({self._steps[worker] for worker in self._going}) <= 1
 
     def may_go_on(self, worker: int) -> bool:
@@ -84,14 +84,14 @@ class Clocks:
 
 
 class Grants:
-    """The steps over all workers that the first server lets them make: a leg has so many for each worker."""
+    """The steps that the first server grants, numbered over all workers; a leg has equally many for each."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._granted = self._limit = 0
 
     def begin(self, first: int, stop: int, at_once: int) -> None:
-        """Begin a leg of the steps ``first`` to ``stop``; so many workers have one each at once."""
+        """Begin a leg of the steps ``first`` to ``stop``; ``at_once`` workers begin one without a grant."""
         self._granted, self._limit = first * self._workers + at_once, stop * self._workers
 
     def end_early(self) -> None:
@@ -107,7 +107,7 @@ class Grants:
         return self._granted - 1
 
     def give_back(self) -> None:
-        """Take a step back from a worker that has died before it has made it."""
+        """Take back the step that a worker had begun when it died."""
         self._granted -= 1
 
     @property

@@ -27,14 +27,14 @@ class Granting(Protocol):
 
     @property
     def are_over(self) -> bool:
-        """Whether no more steps are made until all ranks have met."""
+        """Return whether no more steps are granted until all ranks have met."""
 
     def take(self) -> int | None:
         """Grant a step; None where there are no more."""
 
 
 class Followed:
-    """Of all servers but the first, whose grants workers follow: they grant what the bound lets them."""
+    """The grants of all servers but the first: workers follow that one's, so these only keep the bound."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
@@ -44,18 +44,18 @@ class Followed:
         return self._clocks.is_one_meeting
 
     def take(self) -> int | None:
-        """See `Granting.take`."""
+        """See `Granting.take`; no worker reads the number."""
         return 0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shard is held: its number, its range, and who else has to do with it."""
+    """A shard on one server: its number, its range, and the ranks that exchange messages about it."""
 
     shard: int
     range: Bucket
     shards: int
-    """How many there are."""
+    """The number of all shards."""
     workers: Sequence[int]
     """The ranks of the workers."""
     before: int | None = None
@@ -64,8 +64,8 @@ class Place:
     """The tail, where this server is the head and there is one."""
 
 
-class Correspondent:
-    """What a shard has for one worker: a push that comes, and a pull that answers it."""
+class WorkerLink:
+    """The messages between a shard and one worker: the push that comes, and the pull that answers it."""
 
     def __init__(self, setting: ExchangeContext, size: int, rank: int) -> None:
         driver, dtype = setting.driver, setting.parameters.dtype
@@ -81,7 +81,7 @@ class Correspondent:
 
 
 class HeldShard:
-    """One of them. A worker is in turn awaited, owed parameters, and sent them; `turn` turns to each."""
+    """A shard on one server. Each worker is in turn awaited, owed parameters, and sent them, by `turn`."""
 
     def __init__(
         self, setting: ExchangeContext, comm: MPI.Comm, place: Place, applied: Callable[[int, Message], None]
@@ -95,7 +95,7 @@ class HeldShard:
         self.grants: Granting = Followed(self.clocks)
         self.state = ShardState(setting, place.range, is_copy=place.before is not None)
         size = place.range.stop - place.range.start
-        self._workers = [Correspondent(setting, size, rank) for rank in place.workers]
+        self._workers = [WorkerLink(setting, size, rank) for rank in place.workers]
         self._sums = setting.asynchrony.staleness == 0
         self._copied = 0
         """The version up to which the tail has followed."""
@@ -103,9 +103,9 @@ class HeldShard:
         self._owed: list[int] = []
         self._leaving: list[int] = []
         self._arrived: list[int] = []
-        """Of a tail: pushes that have come from the head, perhaps before those that it applied first."""
+        """A tail's pushes that have come from the head, perhaps ahead of others that it applied earlier."""
         self._following: list[int] = []
-        """Of a tail: pushes that are queued to be applied, and of which the head is not told yet."""
+        """A tail's pushes that are queued to be applied, and not yet confirmed to the head."""
 
     def start_at(self, version: int) -> None:
         """Begin with this version."""
@@ -118,7 +118,7 @@ class HeldShard:
             self._await(number)
 
     def _await(self, number: int) -> None:
-        """Receive a worker's next push: from it or, of a tail, by way of the head."""
+        """Receive a worker's next push: from the worker or, on a tail, from the head."""
         worker = self._workers[number]
         if worker.receiving != MPI.REQUEST_NULL:
             return  # since an earlier leg
@@ -134,7 +134,10 @@ class HeldShard:
         return all(self._requests.has_gone(worker.sending) for worker in self._workers)
 
     def turn(self) -> bool:
-        """Take what has come, answer who may go on, send what is on the host; whether there was anything."""
+        """Take what has come, answer workers that may go on, send what is on the host.
+
+        Return whether there was anything to do.
+        """
         arrived = [
             number for number, worker in enumerate(self._workers) if self._requests.has_come(worker.receiving)
         ]
@@ -162,7 +165,7 @@ class HeldShard:
         header, known = worker.push.header, self.clocks.steps(number)
         self._owed.append(number)
         if header[WORKER] == number and header[STEP] == known - 1:
-            return  # the head before has passed it on, and died before it could answer
+            return  # the former head passed it on, and died before it could answer
         if header[WORKER] != number or header[STEP] != known:
             raise RuntimeError(
                 f"worker {number} pushes step {header[STEP]} of {header[WORKER]}, after {known}"
@@ -184,8 +187,8 @@ class HeldShard:
         self._unsummed.clear()
         self._apply(number, workers)
 
-    def _apply(self, number: int, workers: Sequence[Correspondent]) -> None:
-        """Update the shard by what lies with a worker: its gradients, or the sum of those of these."""
+    def _apply(self, number: int, workers: Sequence[WorkerLink]) -> None:
+        """Update the shard by the gradients in a worker's push, which may be the sum over these workers."""
         worker = self._workers[number]
         self.state.apply(worker.push, [one.push for one in workers])
         for one in workers:
@@ -205,7 +208,7 @@ class HeldShard:
                 self._copied = max(self._copied, int(worker.copied[APPLIED]))
 
     def _answers(self, number: int) -> bool:
-        """Begin the answer to a worker, if it may go on, or the leg is over; return whether."""
+        """Begin the answer to a worker if it may go on, or the leg is over; return whether it was begun."""
         worker = self._workers[number]
         if number in self._unsummed or (self._behind is not None and worker.applied > self._copied):
             return False
@@ -237,7 +240,7 @@ class HeldShard:
         return True
 
     def _turn_of_tail(self, arrived: Sequence[int]) -> bool:
-        """Do what the head has done, in its order, and tell it."""
+        """Apply what the head has applied, in its order, and confirm it. Return whether it did anything."""
         assert self._before is not None
         for number in arrived:
             self._workers[number].push.require_whole(self._before)
@@ -258,7 +261,7 @@ class HeldShard:
         return int(self._workers[number].push.header[APPLIED]) == self.state.version + 1
 
     def _follow(self, number: int) -> None:
-        """Make the update that the head has made with what lies with this worker."""
+        """Make the update that the head has made with this worker's push."""
         worker = self._workers[number]
         self._arrived.remove(number)
         self.state.apply(worker.push, [worker.push])
@@ -269,7 +272,7 @@ class HeldShard:
         self._following.append(number)
 
     def lose_worker(self, number: int) -> bool:
-        """Go on without a worker; return whether it has died in a step, and not when it waited."""
+        """Go on without a worker; return whether it died in a step, not while it waited for an answer."""
         worker = self._workers[number]
         waits = number in self._owed or number in self._leaving
         was_going = self.clocks.is_going(number)

@@ -1,4 +1,4 @@
-"""What a leg is: training from where all ranks have met to where they meet again; and what they tell then."""
+"""A leg: training from where all ranks have met to where they meet again; and the counts of servers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from pyrt.exchange import Asynchronous
 
 Note = Callable[[int, float, int], None]
-"""Is told of each update: the number of its step over all workers, the sum of the losses of its samples, and
-how many these are."""
+"""Takes each update: the number of its step over all workers, the sum of the losses of its samples, and the
+number of samples."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,18 @@ class Leg:
     first: int
     stop: int
     may_end_early: bool
-    """Whether it ends as soon as it can where a rank is asked to stop."""
+    """The leg ends as soon as it can when a rank is asked to stop."""
     note: Note
     lost: Callable[[int], None]
-    """Is told of each rank that has died, on the first server."""
+    """Takes each rank that has died; called on the first server."""
 
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """What servers have counted in a run."""
+    """The counts of all servers in a run."""
 
     updates: int
-    """Of the first shard."""
+    """The number of updates of the first shard."""
     staleness: list[list[int]]
     """For each shard, how many updates were stale by 0, 1, .. versions; the last number counts all beyond."""
     furthest: int
@@ -44,10 +44,10 @@ class ServerSide(Asynchronous, Protocol):
     is_server: bool
 
     def serve(self, leg: Leg) -> None:
-        """Of a server: apply what comes until all workers have ended the leg."""
+        """Apply gradients as they come until all workers have ended the leg; for servers."""
 
     def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
-        """Of a worker: make steps as they are granted."""
+        """Make steps as they are granted; for workers."""
 
     def begin_step(self, samples: int, weight: int) -> None:
         """Begin a step of so many samples; its loss times the ``weight`` is the sum of their losses."""

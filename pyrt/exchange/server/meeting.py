@@ -1,4 +1,4 @@
-"""Where all ranks meet: servers give their shards to all, and tell what they have counted."""
+"""The meeting of all ranks: servers give their shards to all, and share their counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from mpi4py import MPI
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.leg import ServerCounts
 from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message
+from pyrt.exchange.server.roles import Roles
 from pyrt.job.survivors import RankLost
 
 
 class Told(NamedTuple):
-    """What a server tells of a shard that it holds."""
+    """A server's counts of a shard that it holds."""
 
     shard: int
     updates: int
@@ -25,7 +26,7 @@ class Told(NamedTuple):
 class Meeting:
     """The shards of all servers, as one rank has them. Every call is collective."""
 
-    def __init__(self, setting: ExchangeContext, ranges: Sequence[Bucket]) -> None:
+    def __init__(self, setting: ExchangeContext, roles: Roles, ranges: Sequence[Bucket]) -> None:
         self._driver, self._job, self._stream = setting.driver, setting.job, setting.streams.compute
         self._places = [setting.parameters.rows(*place) for place in ranges]
         largest = max(place.size for place in self._places)
@@ -33,9 +34,9 @@ class Meeting:
         self._refresh = setting.update.refresh()
         self._phase = setting.phases.phase("meet")
         self.comm = setting.job.comm.Dup()
-        """For all messages between two ranks; its ranks keep their numbers."""
+        """The communicator of messages between two ranks; ranks keep their numbers in it when others die."""
         self._rank = self.comm.rank
-        self._kept = setting.asynchrony.kept
+        self._roles, self._kept = roles, setting.asynchrony.kept
         self.versions = [0] * len(ranges)
         self._is_closed = False
 
@@ -56,9 +57,9 @@ class Meeting:
         return agreed
 
     def _is_spread(self, shard: int, version: int) -> bool:
-        """Give a shard to all others, by the first server that holds it; return whether that lives on."""
+        """Broadcast a shard from the first living server that holds it; return False if that server dies."""
         members, place, message = self._job.members, self._places[shard], self._message
-        holder = next(rank for rank in self._chain(shard) if rank in members)
+        holder = next(rank for rank in self._roles.chain(shard, self._kept) if rank in members)
         comm, root, numbers = self._job.comm, members.index(holder), message.numbers[: place.size]
         is_mine = self._rank == holder
         if is_mine:
@@ -76,12 +77,8 @@ class Meeting:
             self._driver.synchronize_stream(self._stream)
         return True
 
-    def _chain(self, shard: int) -> list[int]:
-        """Return the servers that held a shard at the start, the head first."""
-        return [(shard + place) % len(self._places) for place in range(self._kept)]
-
     def counts(self, mine: Sequence[Told]) -> ServerCounts:
-        """Put together what all servers have counted; of a shard on two the first has the word."""
+        """Collect the counts of all servers; of a shard on two servers take the first one's."""
         told = self._job.comm.allgather(list(mine))  # which leaves out those that have died
         everywhere = dict(zip(self._job.members, told, strict=True))
         shards = [self._told_of(shard, everywhere) for shard in range(len(self._places))]
@@ -90,7 +87,7 @@ class Meeting:
         return ServerCounts(shards[0].updates, stale, max(one.furthest for one in shards))
 
     def _told_of(self, shard: int, everywhere: Mapping[int, Sequence[Told]]) -> Told:
-        holder = next(rank for rank in self._chain(shard) if rank in everywhere)
+        holder = next(rank for rank in self._roles.chain(shard, self._kept) if rank in everywhere)
         return next(told for told in everywhere[holder] if told.shard == shard)
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ from pyrt.driver import Driver
 VERSION, WORKER, STEP, CHECKSUM, GRANT, FLAGS, LOSS, WEIGHT, APPLIED = range(9)
 """The fields of a header, 8 bytes each.
 
-``VERSION``: of the shard: of a pull the one that it holds, of a push the one that its gradients are of.
+``VERSION``: the shard's version that a pull holds, or that the gradients of a push were computed with.
 ``STEP``: how many steps the worker had made before, since all ranks last met. ``GRANT``: the number of the
 step over all workers, which the first server counts. ``LOSS`` has the dtype of the numbers; times ``WEIGHT``
 it is the sum of the losses of the worker's samples, whose number is in ``FLAGS`` above `ASKED`. ``APPLIED``:
-from a server to the one that keeps a copy of its shard, the version that the update makes."""
+between head and tail, the version that the update makes."""
 
 MEET: Final = -1
 """The ``GRANT`` of a worker that makes no more steps until all ranks have met."""
@@ -33,36 +33,34 @@ class Tags:
         self._shards, self._workers = shards, workers
 
     def push(self, shard: int) -> int:
-        """From a worker, with gradients."""
+        """Return the tag of a worker's gradients."""
         return shard
 
     def pull(self, shard: int) -> int:
-        """To a worker, with parameters."""
+        """Return the tag of the parameters that answer them."""
         return self._shards + shard
 
     def copy(self, shard: int, worker: int) -> int:
-        """From a server to the one that keeps a copy of its shard, with gradients that it has applied."""
+        """Return the tag of gradients that a head has applied and passes on to its tail."""
         return 2 * self._shards + shard * self._workers + worker
 
     def copied(self, shard: int, worker: int) -> int:
-        """Back, when they are applied there too."""
+        """Return the tag of the tail's confirmation that it has applied them too."""
         return (2 + self._workers) * self._shards + shard * self._workers + worker
 
     @property
     def meet(self) -> int:
-        """From a worker that makes no more steps until all ranks have met."""
+        """The tag of the message of a worker that makes no more steps until all ranks have met."""
         return (2 + 2 * self._workers) * self._shards
 
 
 class Message:
-    """One of them, to be sent and received any number of times."""
+    """A message, to be sent and received any number of times."""
 
     def __init__(self, driver: Driver, size: int, dtype: np.dtype) -> None:
         """Make room for so many numbers, whose bytes are a multiple of 8."""
         self.raw = pinned_bytes(driver, HEADER_BYTES + size * dtype.itemsize)
         self.header = self.raw[:HEADER_BYTES].view(np.int64)
-        self.head = self.raw[:HEADER_BYTES]
-        """The bytes of a message without numbers."""
         self.loss = self.raw[8 * LOSS : 8 * LOSS + dtype.itemsize].view(dtype)
         self.numbers = self.raw[HEADER_BYTES:].view(dtype)
         self._words = self.raw[HEADER_BYTES:].view(np.uint64)
@@ -75,8 +73,8 @@ class Message:
         """Raise RuntimeError unless the numbers have the checksum of the header."""
         if self.header[CHECKSUM] != self._checksum():
             raise RuntimeError(
-                f"version {self.header[VERSION]} of a shard came damaged from rank {sender}: its checksum is "
-                "another one"
+                f"version {self.header[VERSION]} of a shard came damaged from rank {sender}: its numbers "
+                "do not have its checksum"
             )
 
     def _checksum(self) -> np.int64:

@@ -1,4 +1,4 @@
-"""Messages between two ranks, of which the other one may have died."""
+"""Sends and receives between two ranks, the other of which may have died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyrt.job.ending import is_loss
 
 
 class Requests:
-    """Sends and receives; in a job that survives its ranks nothing comes from a dead one, and no error."""
+    """Sends and receives. In a job that survives its ranks, a dead one sends nothing, and raises no error."""
 
     def __init__(self, job: Job, comm: MPI.Comm) -> None:
         self._survives, self._comm = job.survives, comm

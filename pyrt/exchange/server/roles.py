@@ -1,4 +1,4 @@
-"""Which ranks are parameter servers, which are workers, and which numbers each server holds."""
+"""The roles of ranks, parameter servers and workers; and the range of parameters that a server holds."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class Roles:
     def rank_of(self, worker: int) -> int:
         """Return the rank of a worker."""
         return self.servers + worker
+
+    def chain(self, shard: int, kept: int) -> list[int]:
+        """Return the servers that hold a shard at the start, the head first: ``kept`` of them."""
+        return [(shard + place) % self.servers for place in range(kept)]
 
 
 def shards(size: int, itemsize: int, servers: int) -> list[Bucket]:

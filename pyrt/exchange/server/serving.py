@@ -11,7 +11,7 @@ from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.clocks import Grants
 from pyrt.exchange.server.held_shard import HeldShard, Place
 from pyrt.exchange.server.leg import Leg, ServerCounts
-from pyrt.exchange.server.losses import Losses
+from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting, Told
 from pyrt.exchange.server.message import ASKED, FLAGS, GRANT, WEIGHT, Message, Tags
 from pyrt.exchange.server.requests import Requests
@@ -20,7 +20,7 @@ from pyrt.job.signals import stop_was_asked
 
 
 class ServingExchange:
-    """Holds a shard and, where each is on two servers, a copy of the one before it. `serve` turns to both."""
+    """Holds a shard and, where each is on two servers, a copy of the one before it; `serve` polls both."""
 
     name = "server"
     on_device = False
@@ -31,9 +31,9 @@ class ServingExchange:
         self._rank = setting.job.rank
         self._is_first = self._rank == 0
         kept = setting.asynchrony.kept
-        self._meeting = Meeting(setting, ranges)
+        self._meeting = Meeting(setting, roles, ranges)
         self._comm, self._requests = self._meeting.comm, Requests(setting.job, self._meeting.comm)
-        self._losses = Losses(setting.job, self._comm, roles, kept)
+        self._lost_ranks = LostRanks(setting.job, self._comm, roles, kept)
         self._shards = [
             HeldShard(setting, self._comm, place, self._note if self._is_first else _nothing)
             for place in _places(self._rank, roles, ranges, kept)
@@ -68,12 +68,12 @@ class ServingExchange:
             shard.start_at(version)
 
     def begin(self) -> None:
-        """See `Asynchronous.begin`: all ranks have begun with the same."""
+        """See `Asynchronous.begin`: all ranks have begun with the same parameters."""
 
     def serve(self, leg: Leg) -> None:
         """See `ServerSide.serve`."""
         self._leg = leg
-        self._look_for_losses()
+        self._look_for_lost_ranks()
         for shard in self._shards:
             shard.begin()
         living = self._shards[0].clocks.living
@@ -95,7 +95,7 @@ class ServingExchange:
         return all(shard.clocks.have_all_met and shard.is_quiet() for shard in self._shards)
 
     def _turn(self, leg: Leg) -> bool:
-        """Turn to all shards once; return whether there was anything to do."""
+        """Poll all shards once; return whether there was anything to do."""
         if self._is_first and leg.may_end_early and stop_was_asked():
             self._grants.end_early()
         was_busy = False
@@ -104,15 +104,15 @@ class ServingExchange:
         for worker, request in enumerate(self._meeting_requests):
             if self._requests.has_come(request):
                 self._leave(worker)
-        self._look_for_losses()
+        self._look_for_lost_ranks()
         return was_busy
 
     def _leave(self, worker: int) -> None:
         for shard in self._shards:
             shard.clocks.leave(worker)
 
-    def _look_for_losses(self) -> None:
-        for rank in self._losses.newly_lost():
+    def _look_for_lost_ranks(self) -> None:
+        for rank in self._lost_ranks.newly_lost():
             if self._roles.is_server(rank):
                 for shard in self._shards:
                     shard.lose_server(rank)

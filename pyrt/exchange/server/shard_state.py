@@ -1,4 +1,4 @@
-"""What a server has of a shard: its parameters, their update, its version, and how stale updates were."""
+"""The state of a shard on a server: parameters, their update, version, and a histogram of staleness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShardState:
         self._down = setting.phases.phase("parameters device -> host", self._compute)
 
     def apply(self, gradients: Message, pushes: Sequence[Message]) -> None:
-        """Update by gradients that are those, or the sum of those, of these pushes."""
+        """Update by ``gradients``: those of one push, or the sum over these ``pushes``."""
         for push in pushes:
             self.stale[min(self.version - int(push.header[VERSION]), MOST_STALE)] += 1
         with self._step:
@@ -48,6 +48,6 @@ class ShardState:
 
 
 def parts_of(place: Bucket, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return the parts of the buckets that lie in a place."""
+    """Return the parts of the buckets that lie in the range ``place``."""
     cut = (Bucket(max(start, place.start), min(stop, place.stop)) for start, stop in buckets)
     return [part for part in cut if part.start < part.stop]

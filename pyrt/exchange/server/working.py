@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pyrt.arrays import DeviceArray
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.leg import Leg, ServerCounts
-from pyrt.exchange.server.losses import Losses
+from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting
 from pyrt.exchange.server.message import (
     ASKED,
@@ -30,11 +30,11 @@ from pyrt.exchange.server.shard_state import parts_of
 from pyrt.job.signals import stop_was_asked
 
 _WORD = np.zeros(1, np.int64)
-"""What a worker sends to say that it meets."""
+"""The message of a worker that makes no more steps; servers do not read it."""
 
 
 class Link:
-    """What a worker has for one shard: its push on the way to the server, and the pull that answers it."""
+    """The messages between a worker and the server of one shard: its push, and the pull that answers it."""
 
     def __init__(self, setting: ExchangeContext, shard: int, place: Bucket) -> None:
         driver, dtype = setting.driver, setting.parameters.dtype
@@ -44,21 +44,21 @@ class Link:
         self.push, self.pull = (Message(driver, place.stop - place.start, dtype) for _ in range(2))
         self.downloaded = driver.create_event(timing=False)
         self.parts = sum(len(parts_of(place, [bucket])) for bucket in setting.buckets)
-        """Parts of buckets that it is made of."""
+        """The number of parts of buckets that make up the shard."""
         self.left = self.parts
-        """Of them, those that are not on their way to the host yet."""
+        """The number of these parts that are not yet on their way to the host."""
         self.is_sent = self.is_answered = False
         self.sending = self.receiving = MPI.REQUEST_NULL
 
 
 Download = tuple[Link | None, DeviceArray, np.ndarray]
-"""The link whose push it is a part of, None for the loss; where it is; where it goes."""
+"""The link whose push it is a part of, None for the loss; the source; the target."""
 
 
 def _downloads(
     setting: ExchangeContext, bucket: Bucket, links: Sequence[Link], shards: Sequence[Bucket]
 ) -> list[Download]:
-    """List what of a bucket goes where: its loss, if it has it, first, with the push to the first server."""
+    """List the downloads of a bucket: its loss first, if it has it, for the push to the first server."""
     gradients, first = setting.gradients, setting.parameters.size
     found: list[Download] = []
     if bucket.start <= first < bucket.stop:
@@ -88,9 +88,9 @@ class WorkingExchange:
         ]
         self._end_step = setting.update.bind(ends_step=True)
         self._refresh = setting.update.refresh()
-        self._meeting = Meeting(setting, shards)
+        self._meeting = Meeting(setting, roles, shards)
         self._requests = Requests(setting.job, self._meeting.comm)
-        self._losses = Losses(setting.job, self._meeting.comm, roles, setting.asynchrony.kept)
+        self._lost_ranks = LostRanks(setting.job, self._meeting.comm, roles, setting.asynchrony.kept)
         self._tags, self._servers = Tags(roles.servers, roles.workers), range(roles.servers)
         self._grant = self._step = self._samples = self._weight = 0
         phase = setting.phases.phase
@@ -104,7 +104,7 @@ class WorkingExchange:
             link.pull.header[VERSION] = version
 
     def begin(self) -> None:
-        """See `Asynchronous.begin`: all ranks have begun with the same."""
+        """See `Asynchronous.begin`: all ranks have begun with the same parameters."""
 
     def serve(self, leg: Leg) -> None:
         raise NotImplementedError("a worker holds no parameters of others")
@@ -112,7 +112,7 @@ class WorkingExchange:
     def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
         """See `ServerSide.lead`."""
         self._grant, self._step = leg.first * self._workers + self._number, 0
-        self._look_for_losses()
+        self._look_for_lost_ranks()
         while self._grant != MEET:
             make_step()
         told = [self._requests.send(_WORD, server, self._tags.meet) for server in self._servers]
@@ -155,7 +155,7 @@ class WorkingExchange:
     def _has_all(self) -> bool:
         """Send what can be sent; return whether all that was asked for has come."""
         self._send()
-        self._look_for_losses()
+        self._look_for_lost_ranks()
         for link in self._links:
             if not link.is_answered:
                 link.is_answered = self._requests.has_come(link.receiving)
@@ -179,11 +179,11 @@ class WorkingExchange:
         link.receiving = self._requests.receive(link.pull.raw, link.server, pull)
         link.sending = self._requests.send(link.push.raw, link.server, push)
 
-    def _look_for_losses(self) -> None:
+    def _look_for_lost_ranks(self) -> None:
         """Turn to other servers where some have died: push again what these have not answered."""
-        lost = self._losses.newly_lost()
+        lost = self._lost_ranks.newly_lost()
         for link in self._links if lost else ():
-            (server, *_) = self._losses.holders(link.shard)
+            (server, *_) = self._lost_ranks.holders(link.shard)
             if server != link.server:
                 link.server = server
                 if link.is_sent and not link.is_answered:

@@ -110,7 +110,7 @@ def test_work_that_is_not_read_yet_is_not_forgotten():
 
 
 def seconds_of_epochs(device, driver, taken, monkeypatch, **options):
-    """Those that a run tells whose epochs, of one step, take so long by a clock of the test."""
+    """Return the seconds that a run tells if its epochs, of one step, take so long by the test's clock."""
     queue, clock = StepQueue.queue, Clock()
 
     def queue_slowly(steps, run):

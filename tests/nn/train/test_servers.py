@@ -52,15 +52,6 @@ def job() -> Job:
     return join()
 
 
-@pytest.fixture(params=["cpu", "kernels"])
-def device(request: pytest.FixtureRequest) -> str:
-    """Return the name of a device to train on."""
-    if request.param == "cpu":
-        return "cpu"
-    name: str = request.getfixturevalue("driver").name
-    return name
-
-
 SYNCHRONOUS: list[dict[str, Any]] = [
     {"servers": 2, "samples": 81},  # a last batch of one sample: a worker has none
     {"optimiser": "adam", "lr": 0.01, "eps": 1e-4, "placement": "stream", "samples": 60, "val_fraction": 0.2},
@@ -114,7 +105,7 @@ def test_workers_learn(device: str, job: Job) -> None:
 
 
 class Times:
-    """When this rank's steps began, and when their first gradients were there: none is pushed before."""
+    """The times at which this rank's steps began, and at which their first gradients were ready."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nap: Callable[[int], float]) -> None:
         self.begun: list[float] = []

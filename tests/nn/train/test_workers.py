@@ -59,15 +59,6 @@ def job() -> Job:
     return join()
 
 
-@pytest.fixture(params=["cpu", "kernels"])
-def device(request: pytest.FixtureRequest) -> str:
-    """Return the name of a device to train on."""
-    if request.param == "cpu":
-        return "cpu"
-    name: str = request.getfixturevalue("driver").name
-    return name
-
-
 @pytest.fixture
 def runtime(device: str, job: Job) -> Iterator[Runtime]:
     opened = open_device(device, job, True)

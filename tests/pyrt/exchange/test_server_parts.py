@@ -1,4 +1,4 @@
-"""What the exchange with servers is made of: shards, checksums, clocks, grants."""
+"""The parts of the exchange with servers: shards, checksums, clocks, grants."""
 
 from __future__ import annotations
 

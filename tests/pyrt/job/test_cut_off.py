@@ -1,4 +1,4 @@
-"""What a rank makes of its connections to other nodes. On nodes, with links that are cut: tests/cluster."""
+"""A rank and its connections to other nodes, without nodes. Links that are cut: tests/cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks have died, and who takes their place; ends the job where nobody can."""
+"""The ranks that have died, and the servers that take their place; ends the job where none can."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pyrt.job import Job
 from pyrt.job.survivors import FailureWatch
 
 
-class Losses:
+class LostRanks:
     """The ranks of an exchange that have died, as this rank knows it."""
 
     def __init__(self, job: Job, comm: MPI.Comm, roles: Roles, kept: int) -> None:
-        """``comm`` is that of all messages; each shard is on so many servers, ``kept``."""
+        """``comm`` carries all messages; each shard is on ``kept`` servers."""
         self._roles, self._kept = roles, kept
         self._watch = FailureWatch(comm) if job.survives else None
 
     def newly_lost(self) -> list[int]:
-        """Return the ranks of which this rank now knows that they have died; for a look now and then.
+        """Return the ranks whose death this rank has learned of since the last call.
 
         Ends the job if it cannot go on without them.
         """
@@ -28,9 +28,8 @@ class Losses:
         return found
 
     def holders(self, shard: int) -> list[int]:
-        """Return the servers that hold a shard, the head first, of those that live."""
-        chain = [(shard + place) % self._roles.servers for place in range(self._kept)]
-        return [rank for rank in chain if rank not in self._lost]
+        """Return the living servers that hold a shard, the head first."""
+        return [rank for rank in self._roles.chain(shard, self._kept) if rank not in self._lost]
 
     @property
     def _lost(self) -> set[int]:
