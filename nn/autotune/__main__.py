@@ -56,6 +56,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
     from nn.app.command_line import OTHER_NAMES, add_option, file_name, whole_number, written_file
     from nn.app.options import Options
     from nn.autotune.rates import machines
+    from pyrt.exchange.registry import asynchronous
 
     parser = Parser("python -m nn.autotune", __doc__, other_names=OTHER_NAMES)
     fields = {field.name: field for field in dataclasses.fields(Options)}
@@ -81,7 +82,13 @@ def parse(arguments: Sequence[str]) -> tuple[Options, argparse.Namespace]:
     saved = [os.path.realpath(own[name]) for name in ("save", "save_rates") if own[name]]
     if len(set(saved)) < len(saved):
         raise UserError("--save, --save-rates: name a file of its own for each")
-    return Options(**wanted), argparse.Namespace(**own, given=frozenset(wanted))
+    options = Options(**wanted)
+    if options.exchange in asynchronous():
+        raise UserError(
+            f"--exchange {options.exchange}: sums no gradients, and plans need the time of sums: leave it "
+            "out; the table has rows for asynchronous ways all the same"
+        )
+    return options, argparse.Namespace(**own, given=frozenset(wanted))
 
 
 def rates_of(options: Options, own: argparse.Namespace, job: Job) -> Rates:

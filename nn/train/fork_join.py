@@ -265,7 +265,9 @@ def run(settings: Settings, runtime: Runtime, train: Callable[[Runtime, Fork], A
     if runtime.phases.profile:
         runtime.phases.use_profile(lambda: None)  # rank 0 would wait for ranks that only serve
     if job.rank > 0:
-        return serve(comm, runtime, _kernels(settings, runtime))
+        # As on rank 0: a loss that is not finite says it once.
+        with np.errstate(all="ignore"):
+            return serve(comm, runtime, _kernels(settings, runtime))
     fork = Fork(comm, runtime.phases)
     try:
         result = train(replace(runtime, job=job.alone()), fork)

@@ -268,6 +268,8 @@ def test_a_network_of_a_file_needs_images_too(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--ranks", "0", "--rates", MACHINE], "--ranks"),
+        (["--exchange", "server", "--rates", MACHINE], "--exchange server: sums no gradients"),
+        (["--exchange", "hogwild", "--rates", MACHINE], "--exchange hogwild: sums no gradients"),
         (["--hidden", "", "--rates", MACHINE], "--hidden"),
         (["--rates", "none.json"], "--rates none.json: No such file or directory"),
         (["--rates", MACHINE, "--dtype", "float64"], "are for float32"),
