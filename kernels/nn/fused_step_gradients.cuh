@@ -213,6 +213,8 @@ __device__ inline void sum_rows(const Step &step, int task, real *shared, real *
         for (int w = 0; w < WARPS; w++)
             total += sums[w * count + i / 4].of[i % 4];
         const int c = i / SUM_UNITS, unit = task * SUM_UNITS + i % SUM_UNITS, other = i / 4 - of_units;
+        if (other >= 0 && i % 4 > 0)
+            continue;  // four times the same
         if (other == step.classes)
             *loss = total;
         else if (other >= 0)

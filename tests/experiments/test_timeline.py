@@ -81,7 +81,7 @@ def test_the_section_has_a_figure_and_a_finding_for_each_exchange(run: pd.DataFr
     assert section.findings[0] == (
         "On 2 ranks with --exchange host the step takes 20 ms when it is launched kernel by kernel; rank 0 "
         "computes for 10 ms of it (50%), and sums over ranks are under way for 10 ms, of which 50% are "
-        "hidden behind computation (figure step-host)."
+        "hidden behind computation."
     )
     assert section.tables[0].rows["of these hidden"].tolist() == pytest.approx([5_000, 5_000])
 
