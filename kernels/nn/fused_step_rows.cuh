@@ -3,7 +3,7 @@
 #pragma once
 
 const int CLASSES_AT_ONCE = 10;
-const int CHUNKS_AT_ONCE = UNITS == 128 ? 8 : 16;  // as registers allow
+const int CHUNKS_AT_ONCE = UNITS == 128 ? 7 : 16;  // as registers allow
 
 // The parameters that rows need, in shared memory: W2, with zeros to whole CLASSES_AT_ONCE and UNITS; b1; b2.
 struct Ends {
