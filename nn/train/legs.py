@@ -18,11 +18,11 @@ from nn.problem.settings import Settings
 from nn.train.rank_resources import RankResources
 from nn.train.workers import AsynchronousReport, LostRank
 from pyrt.exchange import Exchange
-from pyrt.exchange.server.leg import Leg, ServerSide
+from pyrt.exchange.server.leg import Leg, Server, ServerSide, Worker
 from pyrt.exchange.server.roles import Roles
 
 Sums = dict[int, tuple[float, int]]
-"""By epoch, from 0: the sum of the losses of samples, and the number of samples."""
+"""Holds, for each epoch from 0, the sum of the losses of samples, and the number of samples."""
 
 
 class Told(Protocol):
@@ -118,17 +118,18 @@ class Legs:
         log = LegLog((first, self._schedule.batches), self._roles, sums, told)
         leg = Leg(first, stop, may_end_early, log.note, log.lost)
         if self._exchange.is_server:
-            self._exchange.serve(leg)
+            cast(Server, self._exchange).serve(leg)
         else:
-            self._exchange.lead(leg, lambda: self._make_step(queue))
+            worker = cast(Worker, self._exchange)
+            worker.lead(leg, lambda: self._make_step(worker, queue))
         self._met = self._exchange.meet_at()
         return self._met, self._job.comm.bcast(sums)
 
-    def _make_step(self, queue: Callable[[int], None]) -> None:
+    def _make_step(self, worker: Worker, queue: Callable[[int], None]) -> None:
         """Make this worker's next step."""
         size = self._schedule.size(self._own)
         start, stop = self._shard.own_samples(size)
-        self._exchange.begin_step(stop - start, size if self._is_synchronous else stop - start)
+        worker.begin_step(stop - start, size if self._is_synchronous else stop - start)
         queue(self._own)
         self._own += 1
 

@@ -230,7 +230,7 @@ def test_the_section_says_how_far_weights_are(drawn):
 
 
 def test_the_section_says_which_runs_check_would_pass(drawn):
-    """Of each dtype 8 rates, 3 sizes, 3 graded runs and 2 rates on 2 and on 3 ranks; not those of rate 8."""
+    """Count 8 rates, 3 sizes, 3 graded runs, 2 rates on 2 and on 3 ranks for each dtype; none of rate 8."""
     text = finding(drawn[0], "Within the tolerance")
     assert "15 of 18 in float32 (0.0001) and 15 of 18 in float64 (1e-11)" in text
     assert text.endswith("; the others have learning rate 8.")
@@ -244,7 +244,7 @@ def test_the_section_says_whether_precision_agrees_where_weights_do_not(drawn):
 
 
 def test_the_section_has_precision_over_the_learning_rate(drawn):
-    """Of both; where training ended, float32 weights of the largest rate cost 0.004."""
+    """Compare both; at the end of training float32 weights of the largest rate cost 0.004."""
     text = finding(drawn[0], "Over 8 learning rates from 0.001 to 8 the GPU's test precision differs")
     assert "by 0.004 at most, at 8; the reference is best at" in text and "with 0.900 after 40 epochs" in text
 

@@ -77,7 +77,7 @@ def test_a_measurement_may_stand_for_several_calls() -> None:
 
 
 def test_ranks_are_put_together() -> None:
-    """Of ranks of which one has many more calls than it keeps: each call counts the same."""
+    """Count each call the same, though one rank has many more calls than it keeps."""
     random = np.random.default_rng(5)
     few, many = random.uniform(5, 6, 301), random.uniform(1, 2, 10 * KEPT)
     found = statistics([measured(few), measured(np.empty(0)), measured(many)])

@@ -43,15 +43,6 @@ class ServerSide(Asynchronous, Protocol):
 
     is_server: bool
 
-    def serve(self, leg: Leg) -> None:
-        """Apply gradients as they come until all workers have ended the leg; for servers."""
-
-    def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
-        """Make steps as they are granted; for workers."""
-
-    def begin_step(self, samples: int, weight: int) -> None:
-        """Begin a step of so many samples; its loss times the ``weight`` is the sum of their losses."""
-
     def start_at(self, version: int) -> None:
         """Begin with this version of all shards: so many updates were made before."""
 
@@ -60,3 +51,20 @@ class ServerSide(Asynchronous, Protocol):
 
     def counts(self) -> ServerCounts:
         """Collect what all servers have counted. Collective."""
+
+
+class Server(ServerSide, Protocol):
+    """The side of a rank that holds parameters."""
+
+    def serve(self, leg: Leg) -> None:
+        """Apply gradients as they come until all workers have ended the leg."""
+
+
+class Worker(ServerSide, Protocol):
+    """The side of a rank that computes gradients."""
+
+    def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
+        """Make steps as they are granted."""
+
+    def begin_step(self, samples: int, weight: int) -> None:
+        """Begin a step of so many samples; its loss times the ``weight`` is the sum of their losses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -50,16 +50,10 @@ class ServingExchange:
         self._waiting = setting.phases.phase("wait for workers")
 
     def ready(self, bucket: int) -> None:
-        raise NotImplementedError("a server has no gradients of its own")
+        """Do nothing: a server has no gradients of its own."""
 
     def finish(self) -> None:
-        raise NotImplementedError("a server has no gradients of its own")
-
-    def begin_step(self, samples: int, weight: int) -> None:
-        raise NotImplementedError("a server makes no steps")
-
-    def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
-        raise NotImplementedError("a server makes no steps")
+        """Do nothing: a server makes no steps."""
 
     def start_at(self, version: int) -> None:
         """See `ServerSide.start_at`."""
@@ -71,7 +65,7 @@ class ServingExchange:
         """See `Asynchronous.begin`: all ranks have begun with the same parameters."""
 
     def serve(self, leg: Leg) -> None:
-        """See `ServerSide.serve`."""
+        """See `Server.serve`."""
         self._leg = leg
         self._look_for_lost_ranks()
         for shard in self._shards:

@@ -106,11 +106,8 @@ class WorkingExchange:
     def begin(self) -> None:
         """See `Asynchronous.begin`: all ranks have begun with the same parameters."""
 
-    def serve(self, leg: Leg) -> None:
-        raise NotImplementedError("a worker holds no parameters of others")
-
     def lead(self, leg: Leg, make_step: Callable[[], None]) -> None:
-        """See `ServerSide.lead`."""
+        """See `Worker.lead`."""
         self._grant, self._step = leg.first * self._workers + self._number, 0
         self._look_for_lost_ranks()
         while self._grant != MEET:
@@ -120,7 +117,7 @@ class WorkingExchange:
             self._job.pause()
 
     def begin_step(self, samples: int, weight: int) -> None:
-        """See `ServerSide.begin_step`."""
+        """See `Worker.begin_step`."""
         self._samples, self._weight = samples, weight
         for link in self._links:
             link.left, link.is_sent, link.is_answered = link.parts, False, False

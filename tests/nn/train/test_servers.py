@@ -131,7 +131,7 @@ class Times:
 def test_no_worker_gets_further_ahead_than_the_bound(
     job: Job, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the clocks of the workers themselves, of which some nap at random and one always does."""
+    """Read the clocks of the workers themselves; some nap at random, and one always does."""
     rng = np.random.default_rng(job.rank)
     times = Times(monkeypatch, lambda step: 0.004 if job.rank == 2 else 0.004 * (rng.random() < 0.2))
     report = train(using(SERVER, staleness=str(staleness), epochs=1, samples=800))

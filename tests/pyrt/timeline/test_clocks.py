@@ -14,7 +14,7 @@ from pyrt.timeline.clocks import anchor, clock_name, compare_hosts
 
 @pytest.mark.parallel([3])
 def test_a_clock_that_is_ahead_is_found_out(job: Job) -> None:
-    """By 1000 s a rank. On one machine the truth is known: the error that is told must cover it."""
+    """Shift each clock by 1000 s a rank, which is known: the error that is told must cover it."""
     ahead = 1000.0 * job.rank
     found = compare_hosts(job.comm, lambda: time.perf_counter() + ahead, name=f"clock {job.rank}")
     assert abs(found.offset + ahead) <= found.error + 1e-12
@@ -34,7 +34,7 @@ def test_the_clock_of_a_machine_has_a_name() -> None:
 
 
 def test_an_anchor_is_passed_when_it_says(driver: Driver) -> None:
-    """By the host's clock; the emulated device reads the same one."""
+    """Compare with the host's clock; the emulated device reads the same one."""
     stream = driver.create_stream()
     before = time.perf_counter()
     found = anchor(driver, stream)

@@ -82,7 +82,7 @@ def test_kernels_are_recorded_on_their_streams(driver: Driver, job: Job) -> None
 
 
 def test_a_kernel_of_an_exchange_is_told_from_others(driver: Driver, job: Job) -> None:
-    """By the folder of its file, as kernels/comm."""
+    """Tell a kernel's category from the folder of its file, as kernels/comm."""
     program = Program(driver)
     kernel = KernelLibrary(program.driver).kernel("comm/sum_over_ranks", "sum_over_ranks", REAL="float")
     add = kernel.bind((1,), (4,), 2, 2, program.x, program.x.rows(0, 2))
