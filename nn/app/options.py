@@ -225,9 +225,8 @@ class Options(Settings):
             raise UserError("--shards-kept: goes with --elastic")
         if self.tolerance is not None and not self.check:
             raise UserError("--tolerance: goes with --check")
-        recording.require(
-            self.timeline, self.timeline_steps, not self.evaluate and self.epochs > 0, self.exchange
-        )
+        trains = not (self.evaluate or self.memory) and self.epochs > 0
+        recording.require(self.timeline, self.timeline_steps, trains)
         self._check_files()
 
     def _check_weights(self) -> None:

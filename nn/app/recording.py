@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # options are read before most of the program is imported
     from nn.train.trainer import Trainer
 
 
-def require(path: Path | None, steps: str | None, trains: bool, exchange: str) -> None:
-    """Raise UserError for values that make no sense, or where ranks do not make the same steps."""
+def require(path: Path | None, steps: str | None, trains: bool) -> None:
+    """Raise UserError for values that make no sense, or for a run that makes no steps."""
     if steps is not None:
         if path is None:
             raise UserError("--timeline-steps: goes with --timeline FILE")
@@ -29,8 +29,6 @@ def require(path: Path | None, steps: str | None, trains: bool, exchange: str) -
             raise UserError(f"--timeline-steps {shown(steps)}: the last step comes before the first")
     if path is not None and not trains:
         raise UserError("--timeline: records steps, and the run has none: leave it out")
-    if path is not None and exchange == "server":
-        raise UserError("--timeline: records the steps of all ranks, and servers make none: leave it out")
 
 
 def _read(steps: str) -> tuple[int, int]:

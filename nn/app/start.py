@@ -44,6 +44,8 @@ def require_ranks(options: Options, job: Job) -> None:
         raise AgreedError(f"--stats {options.stats}: the last rank is {job.size - 1}; without N: all ranks")
     if options.latency and job.size > 1:
         raise AgreedError(f"--latency: times a network on one rank, and there are {job.size}: start one")
+    if options.timeline is not None and options.exchange == "server" and job.size > 1:
+        raise AgreedError("--timeline: records the steps of all ranks, and servers make none: leave it out")
 
 
 def open_resume_point(

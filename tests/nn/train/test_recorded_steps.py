@@ -124,7 +124,7 @@ def test_recorded_steps_are_launched_and_the_others_replayed(tmp_path: Path, exc
 
 
 def test_a_timeline_needs_steps() -> None:
-    for wrong in ({"epochs": 0}, {"evaluate": True, "init": "w.npz"}):
+    for wrong in ({"epochs": 0}, {"memory": True}, {"evaluate": True, "init": "w.npz"}):
         with pytest.raises(UserError, match="--timeline: records steps, and the run has none"):
             Options(timeline="t.json", **wrong)
     with pytest.raises(UserError, match="goes with --timeline FILE"):
@@ -132,3 +132,16 @@ def test_a_timeline_needs_steps() -> None:
     for text in ("", "3", "0:2", "2:1:3", "a:b", "5:4"):
         with pytest.raises(UserError, match="--timeline-steps"):
             Options(timeline="t.json", timeline_steps=text)
+
+
+def test_one_rank_records_whatever_the_exchange(tmp_path: Path) -> None:
+    """Alone it has no servers, so that it makes steps as any other run."""
+    file = tmp_path / "timeline.json"
+    trained(file, tmp_path, device="cpu", exchange="server", timeline_steps="2:3")
+    check_host(spans_in(file), 1, [2, 3])
+
+
+@pytest.mark.parallel([2])
+def test_servers_make_no_steps_to_record() -> None:
+    with pytest.raises(UserError, match="--timeline: records the steps of all ranks, and servers make none"):
+        train(dataclasses.replace(SMALL, timeline=Path("t.json"), device="cpu", exchange="server"))
