@@ -11,12 +11,12 @@ as the graph is replayed (pyrt/graphs.py).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from time import perf_counter
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,24 +163,23 @@ class Phases:
         """Times of all phases so far, in the order of their first use."""
         for replays in self._replays:
             replays.settle()
-        self._switch(self._current)
-        return [phase.times() for phase in self._used]
-
-    def _switch(self, phase: Phase) -> float:
-        """Charge the time since the last mark to the current phase, make ``phase`` the current one; now."""
-        now = time.perf_counter()
+        now = perf_counter()
         self._current.host += now - self._mark
         self._mark = now
-        self._current = phase
-        return now
+        return [phase.times() for phase in self._used]
 
     def _finish(self) -> None:
-        if self.profile and self._driver is not None:
+        """Wait for the device, as `profile` wants it at the end of a phase."""
+        if self._driver is not None:
             self._driver.synchronize()
 
 
 class Phase:
-    """A context manager for one named phase; it may be entered again and again, not within itself."""
+    """A context manager for one named phase; it may be entered again and again, not within itself.
+
+    Entering and leaving it takes 0.8 us, without a device and NVTX. Both charge the time since the last mark
+    to the phase that is current, and make another one current; they call nothing for it, to stay short.
+    """
 
     __slots__ = (
         "_entered",
@@ -215,15 +214,20 @@ class Phase:
         self._push, self._pop = _nvtx_range(name)
 
     def __enter__(self) -> Phase:
-        if self._phases._notes is not None:
-            self._phases._notes.enter(self)
+        phases = self._phases
+        if phases._notes is not None:
+            phases._notes.enter(self)
             return self
-        self._outer = self._phases._current
-        self._entered = self._phases._switch(self)
+        self._outer = outer = phases._current
+        now = perf_counter()
+        outer.host += now - phases._mark
+        self._entered = phases._mark = now
+        phases._current = self
         if not self.used:
-            self._phases.use(self)
+            phases.use(self)
         self.calls += self.weight
-        self._push()
+        if self._push is not None:
+            self._push()
         if self.timer is not None:
             self.timer.start(self.weight)
         return self
@@ -231,21 +235,26 @@ class Phase:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._phases._notes is not None:
+        phases = self._phases
+        if phases._notes is not None:
             if kind is None:
-                self._phases._notes.leave(self)
+                phases._notes.leave(self)
             return
         if kind is None:  # else the device may be in error too: keep the exception that matters
             if self.timer is not None:
                 self.timer.stop()
-            self._phases._finish()
-        self._pop()
+            if phases.profile:
+                phases._finish()
+        if self._pop is not None:
+            self._pop()
         assert self._outer is not None
-        left = self._phases._switch(self._outer)
+        left = perf_counter()
+        self.host += left - phases._mark
+        phases._mark = left
+        phases._current = self._outer
         self.durations.add(left - self._entered, self.weight)
-        timeline = self._phases.timeline
-        if timeline is not None and timeline.is_on:
-            timeline.left(self.name, self._entered, left)
+        if phases.timeline is not None and phases.timeline.is_on:
+            phases.timeline.left(self.name, self._entered, left)
 
     def settle(self) -> None:
         """Read the device's times and leave it alone from here on."""
@@ -307,11 +316,12 @@ class DeviceTimer:
         self._recorded[index] = False
 
 
-def _nvtx_range(name: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Calls that open and close the NVTX range of that name; the string is registered here, once."""
+def _nvtx_range(name: str) -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
+    """Calls that open and close the NVTX range of that name, whose string is registered here, once; without
+    NVTX none."""
     nvtx = _nvtx()
     if nvtx is None:
-        return _nothing, _nothing
+        return None, None
     domain = nvtx.get_domain(None)
     attributes = domain.get_event_attributes(message=name, color="blue")
     return lambda: domain.push_range(attributes), domain.pop_range

@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "perf_counter", clock.perf_counter)
     return clock
 
 
