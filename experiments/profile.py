@@ -40,7 +40,11 @@ QUESTION = (
     "overlap, fewer launches, sums between GPUs? Each rung is a run of train.py from the shell (the "
     "course's network, 784-512-10, batch 3000 over all ranks, float32), whose table of phases is drawn here."
 )
-COLUMNS = ("part", "rung", "words", "ranks", "exchange", "phase", "group", "host_us", "device_us")
+COLUMNS = (
+    *("part", "rung", "words", "ranks", "exchange", "phase", "group"),
+    *("host_us", "device_us", "low_us", "high_us"),
+)
+"""The last two are of a step's wall time alone: those of the middle eight tenths of all epochs."""
 
 
 class Rung(NamedTuple):
@@ -159,8 +163,18 @@ def step_rows(report: dict[str, Any]) -> list[Row]:
         for name, phase in phases.items()
         if (group := group_of(name)) is not None
     ]
-    wall = {"host": _wall(report["epochs"]), "device": None}
-    return [*rows, _row(report, WALL, "", wall, steps // len(report["epochs"]))]
+    return [*rows, _wall_row(report, steps // len(report["epochs"]))]
+
+
+def _wall_row(report: dict[str, Any], steps: int) -> Row:
+    """Return the row of a step's wall time: over all epochs but the first two, of so many steps each."""
+    seconds = [epoch["seconds"] for epoch in report["epochs"][2:]]
+    low, *_, high = statistics.quantiles(seconds, n=10, method="inclusive")
+    wall = {"host": statistics.median(seconds), "device": None}
+    return {
+        **_row(report, WALL, "", wall, steps),
+        **{"low_us": 1e6 * low / steps, "high_us": 1e6 * high / steps},
+    }
 
 
 def start_rows(report: dict[str, Any]) -> list[Row]:
@@ -186,11 +200,6 @@ def _row(report: dict[str, Any], name: str, group: str, seconds: dict[str, Any],
         "host_us": 1e6 * host / steps,
         "device_us": 1e6 * device / steps if device is not None else None,
     }
-
-
-def _wall(epochs: Sequence[dict[str, Any]]) -> float:
-    """Seconds of an epoch: the median, without the first two."""
-    return statistics.median(epoch["seconds"] for epoch in epochs[2:])
 
 
 def group_of(phase: str) -> str | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import figures
+from experiments.noise import noisy
 from experiments.profile_groups import (
     BACKWARD,
     CACHED,
@@ -111,27 +112,56 @@ def _on_device(run: pd.DataFrame) -> dict[str, float]:
     return found
 
 
+class Wall(NamedTuple):
+    """Microseconds of a step: the median of all epochs, and the ends of the middle eight tenths of them."""
+
+    us: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, run: pd.DataFrame) -> Wall:
+        """Take those of a rung's rows."""
+        (row,) = run[run.phase == WALL].itertuples()
+        return cls(row.host_us, row.low_us, row.high_us)
+
+    def is_like(self, other: Wall) -> bool:
+        """Return whether neither is to be called faster."""
+        return abs(self.us - other.us) < ALIKE * self.us
+
+    def overlaps(self, other: Wall) -> bool:
+        """Return whether some epochs of the faster one are slower than some of the other."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def _noise(walls: dict[str, Wall]) -> list[str]:
+    import pandas as pd
+
+    times = pd.DataFrame(list(walls.values()))
+    return noisy(times.low, times.us, times.high)
+
+
 def _steps(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     runs = {str(rung): run for rung, run in rows.groupby("rung", sort=False)}
     bars = {rung: parts(run) for rung, run in runs.items()}
-    walls = {rung: float(run[run.phase == WALL].host_us.sum()) for rung, run in runs.items()}
-    result.find("step", *_bought(bars, walls), _largest(bars))
+    walls = {rung: Wall.of(run) for rung, run in runs.items()}
+    result.find("step", *_bought(bars, walls), _largest(bars), *_noise(walls))
     _draw_steps(bars, walls, rows, setup, result)
     result.tables.append(_table(runs, walls))
 
 
-def _bought(bars: dict[str, dict[str, float]], walls: dict[str, float]) -> list[str]:
+def _bought(bars: dict[str, dict[str, float]], walls: dict[str, Wall]) -> list[str]:
     """Say what each rung gained, and all together."""
     found = [
-        f"{after.capitalize()}: a step takes {_time(walls[after])}, {_times(walls[before], walls[after])} "
+        f"{after.capitalize()}: a step takes {_time(walls[after].us)}, {_times(walls[before], walls[after])} "
         f"with {before}{_most_changed(bars, walls, before, after)}."
         for before, after in itertools.pairwise(walls)
     ]
     if len(walls) > 2:
         first, *_, last = walls
         found.append(
-            f"All together: from {_time(walls[first])} with {first} to {_time(walls[last])} with {last}, "
-            f"{_times(walls[first], walls[last])} at first."
+            f"All together: from {_time(walls[first].us)} with {first} to {_time(walls[last].us)} with "
+            f"{last}, {_times(walls[first], walls[last])} at first."
         )
     return found
 
@@ -140,23 +170,20 @@ def _time(us: float) -> str:
     return f"{us:.0f} us" if us < MILLISECONDS_FROM else f"{us / 1000:.1f} ms"
 
 
-def _is_alike(before: float, after: float) -> bool:
-    return abs(before - after) < ALIKE * before
-
-
-def _times(before: float, after: float) -> str:
-    if _is_alike(before, after):
+def _times(before: Wall, after: Wall) -> str:
+    if before.is_like(after):
         return "about as long as"
-    if after < before:
-        return f"{before / after:.1f} times as fast as"
-    return f"{after / before:.1f} times as slow as"
+    ratio = before.us / after.us
+    return f"{ratio:.1f} times as fast as" if ratio > 1 else f"{1 / ratio:.1f} times as slow as"
 
 
-def _most_changed(bars: dict[str, dict[str, float]], walls: dict[str, float], before: str, after: str) -> str:
-    """Say in which group most was gained, or lost."""
-    if _is_alike(walls[before], walls[after]):
+def _most_changed(bars: dict[str, dict[str, float]], walls: dict[str, Wall], before: str, after: str) -> str:
+    """Say in which group most was gained, or lost; or that the difference may be none."""
+    if walls[before].is_like(walls[after]):
         return ""
-    sign, what = (1, "gained") if walls[after] < walls[before] else (-1, "lost")
+    if walls[before].overlaps(walls[after]):
+        return "; epochs of both scatter so much that this may be chance"
+    sign, what = (1, "gained") if walls[after].us < walls[before].us else (-1, "lost")
     then, now = (_with_copies_in_sums(bars[rung]) for rung in (before, after))
     most = max(then, key=lambda group: sign * (then[group] - now[group]))
     return f"; most is {what} in {most} ({_time(then[most])} before, {_time(now[most])} now)"
@@ -180,7 +207,7 @@ def _largest(bars: dict[str, dict[str, float]]) -> str:
 
 def _draw_steps(
     bars: dict[str, dict[str, float]],
-    walls: dict[str, float],
+    walls: dict[str, Wall],
     rows: pd.DataFrame,
     setup: Setup,
     result: Section,
@@ -200,7 +227,8 @@ def _draw_steps(
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     caption = (
         f"A training step on {amount(rows.ranks.iloc[0], 'rank')}, batch 3000 over all, rung by rung: times "
-        f"(left; the black line is the wall time, the median over epochs) and shares (right). "
+        "(left; the black line is the wall time, the median over epochs, its bar the middle eight tenths of "
+        "them) and shares (right). "
         f"{ON_DEVICE if rows.device_us.notna().any() else ON_HOST}"
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "step"), caption, wide=True))
@@ -210,13 +238,15 @@ def _scaled(bars: dict[str, dict[str, float]], by: dict[str, float]) -> dict[str
     return {rung: {group: us * by[rung] for group, us in bar.items()} for rung, bar in bars.items()}
 
 
-def _mark_walls(axes: Any, walls: dict[str, float], wholes: dict[str, float], scale: float) -> None:
+def _mark_walls(axes: Any, walls: dict[str, Wall], wholes: dict[str, float], scale: float) -> None:
     for place, (rung, wall) in enumerate(walls.items()):
         name = "wall time of the step" if place == 0 else None
-        at = [wall * scale] * 2
+        at = [wall.us * scale] * 2
         axes.plot(at, [place - 0.42, place + 0.42], "-", color="black", linewidth=3, label=name)
-        end = max(wall, wholes[rung]) * scale
-        axes.annotate(_time(wall), (end, place), (6, 0), textcoords="offset points", va="center")
+        around = [[scale * (wall.us - wall.low)], [scale * (wall.high - wall.us)]]
+        axes.errorbar(at[:1], [place + 0.42], xerr=around, fmt="none", ecolor="black", capsize=3)
+        end = max(wall.high, wholes[rung]) * scale
+        axes.annotate(_time(wall.us), (end, place), (6, 0), textcoords="offset points", va="center")
 
 
 def _stack(axes: Any, bars: dict[str, dict[str, float]], colours: dict[str, str]) -> None:
@@ -245,21 +275,26 @@ def _write_shares(axes: Any, bars: dict[str, dict[str, float]]) -> None:
             left += share
 
 
-def _table(runs: dict[str, pd.DataFrame], walls: dict[str, float]) -> Table:
+def _table(runs: dict[str, pd.DataFrame], walls: dict[str, Wall]) -> Table:
     import pandas as pd
 
-    us = pd.Series(walls)
+    us = pd.Series({rung: wall.us for rung, wall in walls.items()})
     words = [run.words.iloc[0].partition(NETWORK)[0].strip() for run in runs.values()]
     table = pd.DataFrame(
         {
             "rung": list(walls),
             f"options, beside {NETWORK}": words,
             "step, us": us.to_numpy(),
+            "of epochs": [f"{wall.low:,.0f} to {wall.high:,.0f}" for wall in walls.values()],
             "times as fast as the one before": (us.shift() / us).to_numpy(),
             "as the first": (us.iloc[0] / us).to_numpy(),
         }
     )
-    return Table("The rungs: options of train.py, and the wall time of a step (median over epochs).", table)
+    caption = (
+        "The rungs: options of train.py, and the wall time of a step: the median over all epochs but the "
+        "first two, and the range of the middle eight tenths of them."
+    )
+    return Table(caption, table)
 
 
 def _starts(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
@@ -282,8 +317,9 @@ def _starts(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     ranks = " and ".join(str(count) for count in sorted(set(rows.ranks)))
     caption = (
-        f"What train.py does before its first step, on {ranks} rank(s): the host's own time in each phase, "
-        "means over ranks. What is in no phase lies between these, and a little of it behind the training."
+        f"What train.py does before its first step, on {ranks} rank(s), one start each: the host's own time "
+        "in each phase, means over ranks. What is in no phase lies between these, and a little of it behind "
+        "the training."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "start"), caption))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pyrt.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nn.app.report import Report
+    from nn.app.report import PhaseRow, Report
     from nn.autotune.rates import Rates
     from pyrt.job import Job
 
@@ -31,9 +32,13 @@ COLUMNS = (
     *("kind", "hidden", "batch", "ranks", "threads", "device", "placement", "exchange", "steps"),
     *("what", "unit", "listed", "counted"),
     *("peak_gflop_s", "memory_gb_s", "operation_us", "way", "link_us", "link_message_us", "link_gb_s"),
-    *("us", "predicted_us", "flops", "traffic", "uploaded", "staged", "sent", "product_flops", "product_us"),
+    *("us", "least_us", "most_us", "std_us", "predicted_us"),
+    *("flops", "traffic", "uploaded", "staged", "sent", "product_flops", "product_us", "product_std_us"),
     "bytes",
 )
+"""``us`` of a step is the median of some windows, with the least and the most of them; of a transfer the mean
+of some calls. ``std_us`` and ``product_std_us`` are standard deviations, of a transfer and of the products of
+a step."""
 
 WINDOW, WINDOWS = 2, 3
 """Epochs in which steps are timed together, and how many times; the median counts."""
@@ -220,10 +225,10 @@ def _step(point: Point, job: Job, folder: Path) -> list[Row]:
     cost = Costing(listed, replace(rates, exchange=way)).cost
     plain = counting.transfers(counting.listed_step(point, job.size), job.size)
     by_host = way == "host"
-    flops, seconds = _products(report, listed)
+    us = [1e6 * seconds for seconds in ours.wall[:WINDOWS]]
     return [
         {
-            "us": 1e6 * statistics.median(ours.wall[:WINDOWS]),
+            **{"us": statistics.median(us), "least_us": min(us), "most_us": max(us)},
             # Links were measured with one exchange alone, and nothing is known of copies.
             "predicted_us": 1e6 * cost.seconds if point["kind"] == STEP else None,
             "way": way,
@@ -232,21 +237,34 @@ def _step(point: Point, job: Job, folder: Path) -> list[Row]:
             "uploaded": plain[counting.UPLOAD] if report.environment["placement"] == "stream" else 0,
             "staged": plain[counting.DOWN] + plain[counting.UP] if by_host else 0,
             "sent": cost.sent,
-            "product_flops": flops,
-            "product_us": 1e6 * seconds,
+            **_products(report, listed),
         }
     ]
 
 
-def _products(report: Report, listed: Any) -> tuple[int, float]:
-    """Flops and seconds of the operations of a step that have products in them."""
+def _products(report: Report, listed: Any) -> Row:
+    """Return flops, microseconds and their deviation, of the operations of a step that do products."""
     from nn.program.operations import Operation
 
     steps = report.phase("batch iteration").calls
     mine = [item for item in listed.items if isinstance(item, Operation) and item.work.products]
     phases = [report.phase(name) for name in dict.fromkeys(item.name for item in mine)]
-    seconds = sum(phase.host if phase.device is None else phase.device for phase in phases)
-    return sum(item.flops for item in mine), seconds / steps
+    return {
+        "product_flops": sum(item.flops for item in mine),
+        "product_us": 1e6 * sum(map(_seconds, phases)) / steps,
+        "product_std_us": math.hypot(*(_deviation_us(phase, phase.calls / steps) for phase in phases)),
+    }
+
+
+def _seconds(phase: PhaseRow) -> float:
+    """Return all seconds of a phase: the device's, where it was timed there."""
+    return phase.host if phase.device is None else phase.device
+
+
+def _deviation_us(phase: PhaseRow, calls: float) -> float:
+    """Return the standard deviation of so many calls together, in microseconds."""
+    each = phase.on_host if phase.on_device is None else phase.on_device
+    return 1e6 * each.std * math.sqrt(calls) if each is not None else 0.0
 
 
 PHASES = {
@@ -277,8 +295,8 @@ def _transfers(point: Point, job: Job) -> list[Row]:
             calls, nbytes = phase.calls, moved[what] * LONG
             if what == counting.SUM:
                 calls, nbytes = LONG, nbytes * 2 * (job.size - 1) // job.size
-            seconds = phase.host if phase.device is None else phase.device
-            rows.append({"what": what, "bytes": nbytes / calls, "us": 1e6 * seconds / calls})
+            us, std_us = 1e6 * _seconds(phase) / calls, _deviation_us(phase, phase.calls / calls)
+            rows.append({"what": what, "bytes": nbytes / calls, "us": us, "std_us": std_us})
     return rows
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from experiments import counting, figures
+from experiments.noise import noisy
 from experiments.roofs import (
     COUNTED,
     COUNTERS,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 COURSE, BETTER = "the course's model", "with launches and latencies"
 
+WINDOWS = "Bars: from the least to the largest of the windows of which a step's time is the median."
+
 SAME = 0.01
 """Counts that differ by less from the list are as it says."""
 
@@ -41,6 +44,17 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, peak_gflop_s: float) -> Unit:
         return cls(1e3, "TFLOP/s") if peak_gflop_s >= 1e3 else cls(1.0, "GFLOP/s")
+
+
+def _windows(axes: Axes, x: pd.Series, values: pd.Series, steps: pd.DataFrame, number: int) -> None:
+    """Draw bars from the least to the largest of a step's windows; the values are flops over its time."""
+    least, most = (values * steps.us / steps[end] for end in ("most_us", "least_us"))
+    figures.error_bars(axes, x, least, values, most, number)
+
+
+def _deviations(axes: Axes, x: pd.Series, rates: pd.Series, relative: pd.Series, number: int) -> None:
+    """Draw bars of one standard deviation of the time either way."""
+    figures.error_bars(axes, x, rates / (1 + relative), rates, rates * (1 + relative), number)
 
 
 def _run(row: pd.Series) -> str:
@@ -136,7 +150,10 @@ def _products(steps: pd.DataFrame, setup: Setup, result: Section) -> None:
     )
     figure, axes = figures.canvas()
     for number, (batch, mine) in enumerate(steps.groupby("batch")):
-        axes.plot(mine.hidden, rates[mine.index] / unit.gflop_s, label=f"{batch}", **figures.style(number))
+        mine = mine.sort_values("hidden")
+        curve = rates[mine.index] / unit.gflop_s
+        axes.plot(mine.hidden, curve, label=f"{batch}", **figures.style(number))
+        _deviations(axes, mine.hidden, curve, mine.product_std_us / mine.product_us, number)
     axes.set(xlabel="hidden units H", ylabel=f"products, {unit.name}", xscale="log", yscale="log")
     _room_above(axes, 0.3)
     _log_ticks(axes)
@@ -144,7 +161,8 @@ def _products(steps: pd.DataFrame, setup: Setup, result: Section) -> None:
     axes.legend(title="batch", ncols=4, loc="upper left")
     caption = (
         "Effective P_flops of one rank: flops of all products of a step by the time of the operations that "
-        f"do them, over the hidden size, a curve for each batch ({unit.name})."
+        f"do them, over the hidden size, a curve for each batch ({unit.name}). Bars: one standard deviation "
+        "of that time from step to step."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "products"), caption))
 
@@ -176,7 +194,9 @@ def _transfers(transfers: pd.DataFrame, setup: Setup, result: Section) -> None:
     figure, axes = figures.canvas()
     for number, what in enumerate(dict.fromkeys(transfers.what)):
         mine = transfers[transfers.what == what].sort_values("bytes")
-        axes.plot(mine.bytes / 1e6, mine.bytes / mine.us * 1e-3, label=what, **figures.style(number))
+        size, rate = mine.bytes / 1e6, mine.bytes / mine.us * 1e-3
+        axes.plot(size, rate, label=what, **figures.style(number))
+        _deviations(axes, size, rate, mine.std_us / mine.us, number)
         latency, gb_s = fitted(mine.bytes, mine.us)
         said.append(f"{what} {cell(gb_s)} GB/s after {cell(latency)} us")
     axes.set(xlabel="MB of a call", ylabel="GB/s", xscale="log", yscale="log")
@@ -190,7 +210,8 @@ def _transfers(transfers: pd.DataFrame, setup: Setup, result: Section) -> None:
     gathered = "" if setup.gpus else " Rows are gathered by the same thread, which counts."
     caption = (
         "Effective rates of transfers by themselves, GB/s over their size: copies between host and device, "
-        f"and gradients in MPI (bytes that a rank of a ring sends).{gathered}"
+        "and gradients in MPI (bytes that a rank of a ring sends). Bars: one standard deviation of a "
+        f"transfer's time.{gathered}"
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "transfers"), caption))
 
@@ -242,7 +263,9 @@ def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     axes.plot(line, expected, color="black", label="AI / (AI / P + 1 / B)")
     for number, (batch, mine) in enumerate(steps.groupby("batch")):
         style = {**figures.style(number), "linestyle": ":"}
-        axes.plot(intensity[mine.index], reached[mine.index] / unit.gflop_s, label=f"batch {batch}", **style)
+        x, y = intensity[mine.index], reached[mine.index] / unit.gflop_s
+        axes.plot(x, y, label=f"batch {batch}", **style)
+        _windows(axes, x, y, mine, number)
     axes.set(xlabel="AI, flops a byte of memory", ylabel=unit.name, xscale="log", yscale="log")
     _room_above(axes, 0.45)
     _log_ticks(axes)
@@ -250,7 +273,7 @@ def _course(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
     caption = (
         f"The course's curve with bytes of device memory, of one rank, P = {peak / unit.gflop_s:.3g} "
         f"{unit.name} and B = {memory:,.4g} GB/s, and measured steps: along each dotted line H goes from "
-        f"{steps.hidden.min()} (left) to {steps.hidden.max()}."
+        f"{steps.hidden.min()} (left) to {steps.hidden.max()}. {WINDOWS}"
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "roofline"), caption))
 
@@ -278,7 +301,7 @@ def _hierarchy(known: Known, rows: pd.DataFrame, setup: Setup, result: Section) 
     caption = (
         f"Hierarchical roofline of a step of one of {amount(most, 'rank')}: a roof for each way that bytes "
         "take, its slope their rate, below the ceiling of products. Each step is a point for each roof, at "
-        "its flops for each byte of that kind; H grows along a dotted line."
+        f"its flops for each byte of that kind; H grows along a dotted line. {WINDOWS}"
     )
     name = figures.save(figure, setup.folder, "hierarchy")
     result.figures.append(Figure(name, caption, wide=len(panels) > 1))
@@ -303,6 +326,7 @@ def _panel(axes: Axes, known: Known, levels: Sequence[Level], steps: pd.DataFram
             style = {**figures.style(number), "marker": figures.MARKERS[place], "linestyle": ":"}
             x, y = intensity[mine.index], reached[mine.index] / unit.gflop_s
             axes.plot(x, y, label=f"{batch}" if place == 0 else None, **style)
+            _windows(axes, x, y, mine, number)
     axes.set(xlabel="AI, flops a byte", ylabel=unit.name, xscale="log", yscale="log")
     axes.set(xlim=(left, right), ylim=(floor / unit.gflop_s, peak / unit.gflop_s * 1.5))
     _room_above(axes, 0.5)
@@ -339,7 +363,10 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
         for axes, (name, ratio) in zip(row, ratios.items(), strict=True):
             axes.axhline(1, color="#555555")
             for number, (hidden, curve) in enumerate(mine.groupby("hidden")):
-                axes.plot(curve.batch, ratio[curve.index], label=f"{hidden}", **figures.style(number))
+                ratios_of_curve = ratio[curve.index]
+                axes.plot(curve.batch, ratios_of_curve, label=f"{hidden}", **figures.style(number))
+                least, most = (ratios_of_curve * curve[end] / curve.us for end in ("least_us", "most_us"))
+                figures.error_bars(axes, curve.batch, least, ratios_of_curve, most, number)
             axes.set(xscale="log", yscale="log", title=f"{name}, {amount(count, 'rank')}")
             axes.title.set_size(14)
             _log_ticks(axes)
@@ -348,13 +375,14 @@ def _ratios(known: Known, steps: pd.DataFrame, setup: Setup, result: Section) ->
         axes.set_xlabel("batch, samples")
     for axes in all_axes[:, 0]:
         axes.set_ylabel("measured / predicted")
+    result.find("models", *noisy(steps.least_us, steps.us, steps.most_us))
     lines, names = all_axes[0][0].get_legend_handles_labels()
     figure.legend(lines, names, title="hidden units H", ncols=len(names), loc="outside lower center")
     caption = (
         "Measured by predicted time of a step over the batch, a curve for each hidden size; 1, the dark "
         f"line, is right, above it a step takes longer than predicted. Left {COURSE}: flops and bytes by the "
         "best rates; right the cost model of nn/autotune, which has times of products of all sizes, of a "
-        "launch and of a message."
+        f"launch and of a message. {WINDOWS}"
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "models"), caption, wide=True))
 

@@ -29,12 +29,20 @@ Phases = dict[str, tuple[float, float | None]]
 """Host and device microseconds a step."""
 
 
+QUIET, NOISY = (1, 0.98, 1.02, 1, 1.01, 0.99), (1, 0.5, 3, 1, 1.4, 0.6)
+"""How the times of epochs scatter around their median."""
+
+
 def report_of(
-    phases: Phases, steps: int = 40, exchange: str = "blocking", wall: float = 100.0
+    phases: Phases,
+    steps: int = 40,
+    exchange: str = "blocking",
+    wall: float = 100.0,
+    scatter: Sequence[float] = QUIET,
 ) -> dict[str, Any]:
     """As train.py writes it, of so many steps in 8 epochs, of which the first two are slow."""
     rows = {"batch iteration": (0.0, None), **phases}
-    seconds = [9.0, 7.0, *(wall * 1e-6 * steps / 8 * factor for factor in (1, 0.5, 3, 1, 1.4, 0.6))]
+    seconds = [9.0, 7.0, *(wall * 1e-6 * steps / 8 * factor for factor in scatter)]
     return {
         "environment": {
             "exchange": exchange,
@@ -160,9 +168,11 @@ def test_group_of_a_phase(phase: str, group: str | None) -> None:
 
 
 def test_wall_time_of_a_step_is_the_median_epochs_without_the_first_two() -> None:
-    rows = profile.step_rows(report_of({}, steps=40, wall=250.0))
-    assert rows[-1]["phase"] == groups.WALL
-    assert rows[-1]["host_us"] == pytest.approx(250)
+    wall = profile.step_rows(report_of({}, steps=40, wall=250.0, scatter=NOISY))[-1]
+    assert wall["phase"] == groups.WALL
+    assert wall["host_us"] == pytest.approx(250)
+    # In order the factors are 0.5, 0.6, 1, 1, 1.4 and 3; their deciles lie at places 0.5 and 4.5.
+    assert (wall["low_us"], wall["high_us"]) == pytest.approx((0.55 * 250, 2.2 * 250))
 
 
 def test_parts_of_a_step_on_the_cpu_are_host_times_and_add_up_to_its_wall_time() -> None:
@@ -310,6 +320,16 @@ def test_a_slower_rung_is_called_so(tmp_path: Path) -> None:
         "Two: a step takes 200 us, 2.0 times as slow as with one; most is lost in sums over ranks "
         "and their copies (0 us before, 100 us now)."
     )
+
+
+def test_a_machine_too_noisy_for_a_claim_is_called_so(tmp_path: Path) -> None:
+    phases: Phases = {"forward GEMM 1": (80, None)}
+    rows = frame_of_steps(
+        one=report_of(phases, wall=100, scatter=NOISY), two=report_of(phases, wall=200, scatter=NOISY)
+    )
+    bought, *_, noise = profile.section(rows, setup_of(tmp_path)).findings
+    assert "2.0 times as slow as with one; epochs of both scatter so much that this may be chance" in bought
+    assert noise.startswith("This machine was noisy")
 
 
 @pytest.mark.parametrize("keep", [[], ["peer exchange"], [groups.CACHED], ["graphs", groups.EMPTY]])

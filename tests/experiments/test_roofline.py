@@ -220,7 +220,9 @@ def rows_of(folder, gpus):
             listed = counting.listed_step(point, ranks, HOPPER, way)
             cost = Costing(listed, dataclasses.replace(rates, exchange=way)).cost
             is_step = point["kind"] == "step"
-            found.append({**point, "us": 1e6 * cost.seconds + 2, "way": way, "sent": cost.sent})
+            us = 1e6 * cost.seconds + 2
+            found.append({**point, "us": us, "least_us": 0.9 * us, "most_us": 1.3 * us})
+            found[-1].update(way=way, sent=cost.sent, product_std_us=1.0)
             found[-1].update(predicted_us=1e6 * cost.seconds if is_step else None)
             found[-1].update(flops=cost.flops, traffic=cost.traffic)
             found[-1].update(uploaded=0 if is_step else moved[counting.UPLOAD])
@@ -229,7 +231,9 @@ def rows_of(folder, gpus):
         elif point["kind"] == "transfers":
             for what, nbytes in moved.items():
                 if what in roofline.PHASES:
-                    found.append({**point, "what": what, "bytes": nbytes, "us": 4 + nbytes / 25e3})
+                    found.append(
+                        {**point, "what": what, "bytes": nbytes, "us": 4 + nbytes / 25e3, "std_us": 1.0}
+                    )
         elif point["kind"] == "counted":
             counted = Counter((product.M, product.N, product.K) for product in counting.products(plain))
             buckets = [panel.bucket for panel in plain.panels]
