@@ -296,6 +296,7 @@ def test_the_section_says_what_the_rows_say(measured):
     assert "0.50 to 0.50 times the listed bytes" in text
     assert "50 TFLOP/s" in text
     assert "images and labels up 25 GB/s after 4 us" in text
+    assert "repeats of the same work lie 40% of their median apart, 40% at most" in text
     for ranks, words in ((1, "1 rank:"), (2, "2 ranks:")):
         steps = rows[(rows.kind == "step") & (rows.ranks == ranks)]
         ratios = steps.us / Known.of(rows, setup).course_us(steps)
