@@ -60,8 +60,12 @@ def section(rows: pd.DataFrame, setup: Setup) -> Section:
     return result
 
 
-def _add(result: Section, figure: Any, setup: Setup, name: str, title: str, caption: str) -> None:
-    """Save a figure, whose caption begins with its title."""
+def _add(
+    result: Section, figure: Any, setup: Setup, name: str, title: str, caption: str, columns: int = 2
+) -> None:
+    """Save a figure, whose caption begins with its title; its legend above it has so many columns."""
+    if columns:
+        figure.legend(loc="outside upper center", ncols=columns)
     file = figures.save(figure, setup.folder, name)
     result.figures.append(Figure(file, f"{title}. {caption}", wide=name.startswith("curves")))
 
@@ -69,6 +73,18 @@ def _add(result: Section, figure: Any, setup: Setup, name: str, title: str, capt
 def _style(way: str) -> dict[str, str]:
     """Return the look of a way, the same in all figures."""
     return figures.style(_LOOKS.index(way))
+
+
+def _repeated(axes: Axes, runs: pd.DataFrame, column: str, number: int, label: str) -> None:
+    """Draw a column over the workers: all runs, their means with a deviation, and a line through three or
+    more means."""
+    found = {
+        workers: list(values) for workers, values in runs.dropna(subset=column).groupby("workers")[column]
+    }
+    figures.repeats(axes, found, number, label)
+    if len(found) > 2:
+        look = {**figures.style(number), "marker": ""}
+        axes.plot(list(found), [np.mean(values) for values in found.values()], **look)
 
 
 def _spread(values: Any) -> str:
@@ -111,13 +127,12 @@ def _curves(rows: pd.DataFrame, compared: pd.DataFrame, goal: float, setup: Setu
                     one.set(xlabel=unit, ylabel=name, xscale="log")
     for one in axes[1]:
         one.axhline(goal, color="black", linewidth=1, linestyle=":")
-    figure.legend(loc="outside upper center", ncols=3)
     title = f"Learning, {net}"
     caption = (
         f"Training loss and validation accuracy over wall time and over updates, {workers} workers, none "
         f"slow; all runs, a point an epoch. Dotted: {goal:g}. A synchronous update is of the samples of all."
     )
-    _add(result, figure, setup, f"curves-{net}", title, caption)
+    _add(result, figure, setup, f"curves-{net}", title, caption, columns=3)
     said = "; ".join(f"{way} {_when(calm[calm.way == way], goal)}" for way in SHOWN if way in set(calm.way))
     result.find(
         f"curves-{net}", f"{net}, {workers} workers, none slow, validation accuracy {goal:g}: {said}."
@@ -131,11 +146,7 @@ def _throughput(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
         return
     figure, axes = figures.canvas()
     for way in [way for way in SHOWN if way in set(calm.way)]:
-        mine = calm[calm.way == way].sort_values("workers")
-        axes.plot(mine.workers, mine.rate, **{**_style(way), "linestyle": ""})
-        means = mine.groupby("workers").rate.mean()
-        look = {name: value for name, value in _style(way).items() if name != "marker"}
-        axes.plot(means.index, means, label=way, **look)
+        _repeated(axes, calm[calm.way == way], "rate", _LOOKS.index(way), way)
     numbers = sorted(set(calm.workers))
     alone = calm[(calm.workers == 1) & (calm.way == FREE)].rate.mean()
     if not math.isnan(alone):
@@ -145,11 +156,11 @@ def _throughput(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
     figures.plain_ticks(axes, "x", numbers)
     axes.set(xlabel="workers", ylabel="samples a second")
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside upper center", ncols=2)
     title = "Throughput"
     caption = (
         f"Samples a second over the number of workers, {DENSE}, none slow, without the first epoch; all "
-        "runs, lines through their means. Dotted: p times one worker with a server, as without queues."
+        "runs, and their means with a standard deviation either way. Dotted: p times one worker with a "
+        "server, as without queues."
     )
     _add(result, figure, setup, "throughput", title, caption)
     for workers in numbers[1:]:
@@ -184,7 +195,6 @@ def _slow(runs: pd.DataFrame, setup: Setup, result: Section) -> None:
     axes.set_yticks(range(len(ways)), ways)
     axes.set(xlabel="throughput, of that without a slow worker")
     axes.set_xlim(left=0)
-    figure.legend(loc="outside upper center", ncols=2)
     title = "One slow worker"
     caption = (
         f"What is left of the samples a second of {MOST} workers if the steps of one take longer, {DENSE}: "
@@ -244,13 +254,12 @@ def _arrival(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> 
     axes.set_yticks(range(len(ways)), ways)
     axes.set(xlabel=f"seconds to accuracy {goal:g} (x: never)")
     axes.set_xlim(0, right)
-    figure.legend(loc="outside upper center", ncols=3)
     title = "Time to the accuracy"
     caption = (
         f"Seconds until the end of the first epoch with a validation accuracy of {goal:g}, {MOST} workers, "
         f"{DENSE}, learning rate {mine.lr.iloc[0]:g}; all runs. Crosses: not in {mine.epochs.iloc[0]} epochs."
     )
-    _add(result, figure, setup, "arrival", title, caption)
+    _add(result, figure, setup, "arrival", title, caption, columns=3)
     worst = mine[mine.slow == mine.slow.max()]
     if worst.slow.iloc[0] > 1:
         said = "; ".join(
@@ -303,7 +312,6 @@ def _staleness(rows: pd.DataFrame, runs: pd.DataFrame, setup: Setup, result: Sec
         )
     axes.set(xlabel="staleness, versions", ylabel="share of updates")
     axes.set_xlim(-0.5, 3 * max(numbers))
-    figure.legend(loc="outside upper center", ncols=2)
     title = "Staleness over workers"
     caption = (
         f"How stale updates are, {FREE}, {DENSE}, none slow; all runs and shards together. Dotted: p - 1. "
@@ -324,7 +332,6 @@ def _bounds(rows: pd.DataFrame, runs: pd.DataFrame, setup: Setup, result: Sectio
         _histogram(axes, _counts(rows, way, MOST, slow), _LOOKS.index(way), way)
     axes.set(xlabel="staleness, versions", ylabel="share of updates", xscale="symlog")
     axes.set_xlim(left=-0.2)
-    figure.legend(loc="outside upper center", ncols=2)
     who = "none slow" if slow == 1 else f"one slow by {slow:g}"
     title = "Staleness over bounds"
     caption = f"How stale updates of {MOST} workers are, {who}, {DENSE}; all runs and shards together."
@@ -350,21 +357,22 @@ def _price(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
         return
     figure, axes = figures.canvas()
     title = "Updates to the accuracy"
-    for number, ((net, optimiser), some) in enumerate(groups):
-        for way, line in ((FREE, "-"), (HOGWILD, "--")):
-            curve = some[some.way.isin((way, SYNCHRONOUS))].groupby("workers").updates.mean().dropna()
-            if len(curve) > 1:
-                look = {**figures.style(number), "linestyle": line}
-                axes.plot(curve.index, curve, label=f"{net}, {optimiser}, {way}", **look)
+    curves = 0
+    for (net, optimiser), some in groups:
+        for way in (FREE, HOGWILD):
+            curve = some[some.way.isin((way, SYNCHRONOUS)) & some.updates.notna()]
+            if curve.workers.nunique() > 1:
+                _repeated(axes, curve, "updates", curves, f"{net}, {optimiser}, {way}")
+                curves += 1
         result.find("price", _price_of(f"{net}, {optimiser}", some, goal))
     axes.set(xlabel="workers", ylabel=f"updates to accuracy {goal:g}", xscale="log")
     figures.plain_ticks(axes, "x", sorted(set(calm.workers)))
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside upper center", ncols=2)
     caption = (
-        "Updates of as many samples until the end of the first epoch with the validation accuracy, means of "
-        "all runs that reach it; one worker is sequential training. A rising curve is the cost of staleness. "
-        "Where a point is missing, no run reaches it."
+        "Updates of as many samples until the end of the first epoch with the validation accuracy: all runs "
+        "that reach it, and their means with a standard deviation either way; one worker is sequential "
+        "training. What rises with the workers is the cost of staleness. Where a point is missing, no run "
+        "reaches it."
     )
     _add(result, figure, setup, "price", title, caption)
 
@@ -398,7 +406,7 @@ def _rates(runs: pd.DataFrame, goal: float, setup: Setup, result: Section) -> No
             f"Updates to the validation accuracy, {DENSE}, {optimiser}, {FREE}, over learning rate and "
             "workers; empty: not reached, or not tried. One worker is sequential training."
         )
-        _add(result, figure, setup, f"rates-{optimiser.lower()}", title, caption)
+        _add(result, figure, setup, f"rates-{optimiser.lower()}", title, caption, columns=0)
         result.find(f"rates-{optimiser.lower()}", _rates_of(optimiser, some))
 
 

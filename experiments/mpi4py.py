@@ -58,13 +58,9 @@ def points(setup: Setup) -> list[Point]:
             "samples": SAMPLES[kind] * (ranks if kind == WEAK else 1),
         }
         for repeat in range(REPEATS[setup.size])
-        for ranks in _ranks(setup)  # in turn: what slows a machine for a while slows all of them
+        for ranks in setup.on_cores(RANKS)  # in turn: what slows a machine for a while slows all of them
         for kind in (STRONG, WEAK)
     ]
-
-
-def _ranks(setup: Setup) -> list[int]:
-    return [ranks for ranks in RANKS if ranks <= setup.cores]
 
 
 def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
@@ -102,7 +98,7 @@ def missing(setup: Setup) -> list[str]:
         "on 2, 4 and 8 alone",
         f"its number of hidden units: not known here; {HIDDEN} are taken",
     ]
-    if left := RANKS[len(_ranks(setup)) :]:
+    if left := RANKS[len(setup.on_cores(RANKS)) :]:
         reasons.append(
             f"{listed(left)} ranks: there are {amount(setup.cores, 'core')}, and each rank takes one"
         )

@@ -114,17 +114,13 @@ ON_GPUS = (
 def points(setup: Setup) -> list[Point]:
     gpus = range(1, setup.gpus + 1) if setup.gpus > 1 else ()
     found: list[Point] = []
-    for works, numbers in ((ON_CPU[setup.size], _on_cores(setup)), (ON_GPUS, gpus)):
+    for works, numbers in ((ON_CPU[setup.size], setup.on_cores(RANKS)), (ON_GPUS, gpus)):
         for ranks in numbers:
             for work in works:
                 point = work.on(ranks)
                 if point not in found:  # one rank does the same, whatever the others' exchange
                     found.append(point)
     return found
-
-
-def _on_cores(setup: Setup) -> list[int]:
-    return [ranks for ranks in RANKS if ranks <= setup.cores]
 
 
 def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
@@ -194,7 +190,7 @@ def missing(setup: Setup) -> list[str]:
     taken = ON_CPU[setup.size][0].samples
     if taken < SAMPLES:
         reasons.append(f"{SAMPLES:,} samples an epoch on the CPU: the {setup.size} size takes {taken:,}")
-    if left := RANKS[len(_on_cores(setup)) :]:
+    if left := RANKS[len(setup.on_cores(RANKS)) :]:
         numbers = listed(map(str, left))
         reasons.append(f"{numbers} ranks on the CPU: it has {setup.cores} core(s), and each rank takes one")
     if setup.gpus < 2:

@@ -67,6 +67,10 @@ class Setup:
             return list(range(1, self.gpus + 1))
         return [ranks for ranks in (1, 2, 4, 8) if ranks <= max(2, self.cores)]
 
+    def on_cores(self, ranks: Iterable[int]) -> list[int]:
+        """Keep the numbers of ranks that have a core each."""
+        return [number for number in ranks if number <= self.cores]
+
 
 MOST_GPUS = 4
 """However many there are."""

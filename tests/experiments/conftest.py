@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import LONG
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, but not to files: that takes most of the time."""
+    from matplotlib import pyplot
+
+    from experiments import figures
+
+    def save(figure: Any, folder: Path, name: str) -> str:
+        pyplot.close(figure)
+        return f"{name}.png"
+
+    monkeypatch.setattr(figures, "save", save)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 import pandas as pd
 
-from experiments import asynchronous, figures
+from experiments import asynchronous
 from experiments.asynchronous_model import mean_staleness, rate_limit, speed
 from experiments.asynchronous_points import (
     ADAM,
@@ -245,19 +245,6 @@ def test_a_run_is_summarised_by_its_speed_and_its_arrival(tmp_path):
     one = runs.loc[COMPARED, DENSE, PLAIN, FREE, 4, 8, 1]
     assert one.rate == pytest.approx(36000 * 3 / 4) and one.updates == 2 * 72 and one.stale == 1
     assert goal_of(rows.assign(accuracy=0.89)) == 0.85
-
-
-@pytest.fixture
-def unsaved(monkeypatch):
-    """Figures that are drawn, but not to files: that takes most of the time."""
-
-    from matplotlib import pyplot  # the ranks of a run need none
-
-    def save(figure, folder, name):
-        pyplot.close(figure)
-        return f"{name}.png"
-
-    monkeypatch.setattr(figures, "save", save)
 
 
 def test_what_a_gpu_finds_is_said_with_its_figures(tmp_path, unsaved):

@@ -83,12 +83,6 @@ def test_a_step_is_measured_range_by_range(tmp_path: Path) -> None:
     assert row["products_us"] < row["passes_us"]
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are left out: they take longest."""
-    monkeypatch.setattr(study, "_figure", lambda *_: None)
-
-
 def made(base: Rates, faster: float = 1.0) -> pd.DataFrame:
     """Steps that take what the roof says, but the products of all but the base by ``faster`` times fewer."""
     rows = []
@@ -120,7 +114,7 @@ def test_the_section_names_the_rates_and_the_roof(tmp_path: Path) -> None:
     assert section.tables[0].rows["roof GFLOP/s"].iloc[0] == pytest.approx(1129, rel=1e-3)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("unsaved")
 def test_points_above_are_explained_by_their_own_rates(tmp_path: Path) -> None:
     section = study.section(made(FIGURE_11, faster=3.0), setup_of(tmp_path))
     assert "2 of 3 steps lie above the roof" in section.findings[1]
@@ -130,7 +124,7 @@ def test_points_above_are_explained_by_their_own_rates(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("unsaved")
 def test_passes_below_the_roof_are_told_too(tmp_path: Path) -> None:
     rows = made(FIGURE_11).assign(passes_us=1e9)
     assert "which weigh more here" in study.section(rows, setup_of(tmp_path)).findings[2]

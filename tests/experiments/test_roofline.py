@@ -13,9 +13,8 @@ pytest.importorskip("pandas", reason="make test installs what the report needs")
 pytest.importorskip("matplotlib")
 
 import pandas as pd
-from matplotlib import pyplot
 
-from experiments import counting, figures, roofline
+from experiments import counting, roofline
 from experiments.roofline_figures import BETTER, COURSE
 from experiments.roofs import Known, Level, course_rate, fitted, roof
 from experiments.study import FAILED, FULL, SMALL, Setup
@@ -314,18 +313,7 @@ def test_the_section_says_what_the_rows_say(measured):
     assert len(section.tables[0].rows) == 5 + 5 + 1 + 5
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are made, and not written: that takes longest."""
-
-    def save(figure, folder, name):
-        pyplot.close(figure)
-        return f"{name}.png"
-
-    monkeypatch.setattr(figures, "save", save)
-
-
-def test_the_lowest_roof_is_told(measured, undrawn):
+def test_the_lowest_roof_is_told(measured, unsaved):
     setup, rows = measured
     slow = rows.assign(link_gb_s=1e-3)
     text = " ".join(roofline.section(slow, setup).findings)
@@ -335,7 +323,7 @@ def test_the_lowest_roof_is_told(measured, undrawn):
 @pytest.mark.parametrize(
     "kinds", [(), ("rates",), ("step",), ("rates", "step"), ("counters",), ("transfers",)]
 )
-def test_a_section_of_few_rows(measured, undrawn, kinds):
+def test_a_section_of_few_rows(measured, unsaved, kinds):
     setup, rows = measured
     some = rows[rows.kind.isin(kinds)].reset_index(drop=True)
     section = roofline.section(some, setup)
