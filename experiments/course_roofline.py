@@ -13,6 +13,7 @@ not 2 n b: its rate is told beside the course's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +37,7 @@ QUESTION = (
 COLUMNS = (
     *("hidden", "batch", "ranks", "threads", "device", "steps"),
     *("products_us", "copies_us", "mpi_us", "iteration_us", "passes_us"),
+    *("iteration_std_us", "passes_std_us"),
 )
 
 HIDDEN, BATCH = 512, 3000
@@ -144,8 +146,10 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
 
 
 def medians(report: Report) -> Row:
-    """Return microseconds: sums of medians, from enter to leave, of the ranges of each kind."""
-    us = {row.name: 1e6 * row.on_host.median for row in report.phases if row.on_host is not None}
+    """Return microseconds: sums of medians, from enter to leave, of the ranges of each kind; and standard
+    deviations of two of the sums."""
+    calls = {row.name: row.on_host for row in report.phases if row.on_host is not None}
+    us = {name: 1e6 * mine.median for name, mine in calls.items()}
     products = [name for name in us if name.startswith(("forward GEMM", "backward GEMM"))]
     return {
         "products_us": sum(us[name] for name in products),
@@ -153,6 +157,8 @@ def medians(report: Report) -> Row:
         "mpi_us": us[SUM],
         "iteration_us": us["batch iteration"],
         "passes_us": sum(us[name] for name in PASSES),
+        "iteration_std_us": 1e6 * calls["batch iteration"].std,
+        "passes_std_us": 1e6 * math.hypot(*(calls[name].std for name in PASSES)),
     }
 
 
@@ -283,10 +289,10 @@ def _rates_table(rows: Sequence[Row]) -> Table:
 def _figure(rows: pd.DataFrame, rates: Rates, setup: Setup) -> Figure:
     """Draw the roof, and the steps by both times, a panel each."""
     figure, all_axes = figures.canvas(1, 2, sharey=True)
-    columns = {"iteration_us": "batch iteration", "passes_us": "forward + backward + step"}
+    columns = {"iteration": "batch iteration", "passes": "forward + backward + step"}
     ranks = int(rows.ranks.iloc[0])
     for axes, (column, title) in zip(all_axes, columns.items(), strict=True):
-        _panel(axes, rows, rates, column)
+        _panel(axes, rows, rates, f"{column}_us", f"{column}_std_us")
         axes.set_title(f"by {title}", size=14)
     all_axes[0].set_ylabel("GFLOP/s of a rank")
     lines, names = all_axes[0].get_legend_handles_labels()
@@ -295,12 +301,14 @@ def _figure(rows: pd.DataFrame, rates: Rates, setup: Setup) -> Figure:
         f"The course's roofline on {amount(ranks, 'rank')}: P_flops {_rate(rates.flops, 'FLOP/s')}, P_pci "
         f"{_rate(rates.pci, 'B/s')}, P_mpi {_rate(rates.mpi, 'B/s')}, from the ranges at H = {HIDDEN}, B = "
         f"{BATCH}. Left, steps by the time of the whole batch iteration; right, by forward, backward and "
-        "step without communication. H hardly changes AI: flops and gradients both grow with it."
+        "step without communication. Bars: one standard deviation of a step's time. H hardly changes AI: "
+        "flops and gradients both grow with it."
     )
     return Figure(figures.save(figure, setup.folder, f"roofline-{ranks}"), caption, wide=True)
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, rates: Rates, column: str) -> None:
+def _panel(axes: Axes, rows: pd.DataFrame, rates: Rates, column: str, deviation: str) -> None:
+    """Draw the roof, and the steps by the time in a column, with the deviation of it in another."""
     import numpy as np
 
     intensity = rows.apply(lambda row: _work(row).intensity, axis=1)
@@ -309,7 +317,9 @@ def _panel(axes: Axes, rows: pd.DataFrame, rates: Rates, column: str) -> None:
     axes.axhline(1e-9 * rates.flops, color="#999999", linestyle="--", label="P_flops")
     for number, (hidden, mine) in enumerate(rows.sort_values("batch").groupby("hidden")):
         reached = mine.apply(lambda row: 1e-9 * _reached(row, column), axis=1)
-        axes.plot(intensity[mine.index], reached, label=f"H = {hidden}", **figures.dots(number))
+        place = intensity[mine.index]
+        axes.plot(place, reached, label=f"H = {hidden}", **figures.dots(number))
+        figures.deviations(axes, place, reached, mine[deviation] / mine[column], number)
     axes.set_xlabel("AI, flops a byte copied or sent")
     figures.plain_log(axes, "x")
     figures.plain_log(axes, "y")

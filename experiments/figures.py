@@ -88,6 +88,12 @@ def error_bars(axes: Axes, x: Any, least: Any, middle: Any, most: Any, number: i
     )
 
 
+def deviations(axes: Axes, x: Any, rates: Any, relative: Any, number: int) -> None:
+    """Draw bars of one standard deviation of the time either way; ``relative``: it over the time of each
+    rate of the curve of that number."""
+    error_bars(axes, x, rates / (1 + relative), rates, rates * (1 + relative), number)
+
+
 def plain_ticks(axes: Axes, axis: str, values: list[Any], labels: list[str] | None = None) -> None:
     """Set ticks at these values, as they are or under these names, on a logarithmic axis."""
     from matplotlib.ticker import NullFormatter

@@ -52,11 +52,6 @@ def _windows(axes: Axes, x: pd.Series, values: pd.Series, steps: pd.DataFrame, n
     figures.error_bars(axes, x, least, values, most, number)
 
 
-def _deviations(axes: Axes, x: pd.Series, rates: pd.Series, relative: pd.Series, number: int) -> None:
-    """Draw bars of one standard deviation of the time either way."""
-    figures.error_bars(axes, x, rates / (1 + relative), rates, rates * (1 + relative), number)
-
-
 def _run(row: pd.Series) -> str:
     """Name the run that was counted."""
     way = f", {row.exchange}" if row.ranks > 1 else ""
@@ -153,7 +148,7 @@ def _products(steps: pd.DataFrame, setup: Setup, result: Section) -> None:
         mine = mine.sort_values("hidden")
         curve = rates[mine.index] / unit.gflop_s
         axes.plot(mine.hidden, curve, label=f"{batch}", **figures.style(number))
-        _deviations(axes, mine.hidden, curve, mine.product_std_us / mine.product_us, number)
+        figures.deviations(axes, mine.hidden, curve, mine.product_std_us / mine.product_us, number)
     axes.set(xlabel="hidden units H", ylabel=f"products, {unit.name}", xscale="log", yscale="log")
     _room_above(axes, 0.3)
     _log_ticks(axes)
@@ -196,7 +191,7 @@ def _transfers(transfers: pd.DataFrame, setup: Setup, result: Section) -> None:
         mine = transfers[transfers.what == what].sort_values("bytes")
         size, rate = mine.bytes / 1e6, mine.bytes / mine.us * 1e-3
         axes.plot(size, rate, label=what, **figures.style(number))
-        _deviations(axes, size, rate, mine.std_us / mine.us, number)
+        figures.deviations(axes, size, rate, mine.std_us / mine.us, number)
         latency, gb_s = fitted(mine.bytes, mine.us)
         said.append(f"{what} {cell(gb_s)} GB/s after {cell(latency)} us")
     axes.set(xlabel="MB of a call", ylabel="GB/s", xscale="log", yscale="log")

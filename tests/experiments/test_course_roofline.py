@@ -95,6 +95,7 @@ def made(base: Rates, faster: float = 1.0) -> pd.DataFrame:
                 **{"hidden": hidden, "batch": batch, "ranks": 2, "device": "cuda", "steps": 9},
                 **{"products_us": products, "copies_us": copies, "mpi_us": mpi},
                 **{"iteration_us": 1.01 * (products + copies + mpi), "passes_us": 1.02 * products},
+                **{"iteration_std_us": 0.1 * products, "passes_std_us": 0.2 * products},
             }
         )
     return pd.DataFrame(rows)
