@@ -110,20 +110,31 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
-    """Return a row for each epoch after which weights are compared. A run of its own ends there: what a run
-    does in an epoch does not depend on how many follow."""
-    from train import train
+    """Return a row for each epoch after which weights are compared."""
+    from nn.app.load import initial_parameters
+    from nn.input import load as load_data
+    from nn.train.trainer import Trainer
+    from pyrt.runtime import open_runtime
 
     weights = folder / WEIGHTS
     options, epochs = _options(point, weights), _compared(point)
     with job.agree():
         if job.rank == 0:
             _make_reference(point, options, epochs, weights)
-    rows = []
-    for epoch in epochs:
-        train(dataclasses.replace(options, epochs=epoch), job)
-        if job.rank == 0:
-            rows.append(_row(options, epoch, _reference_file(point, epoch, weights)))
+    rows, data = [], load_data(options.data)
+    network, optimiser = options.make_network(data.image_shape, data.classes), options.make_optimiser()
+    settings = {name: point[name] for name in ("batch", "samples", "pixel_scale", "dtype")}
+    with open_runtime(job, options.device) as runtime:
+        initial = initial_parameters(options, network, job)
+        with Trainer(network, optimiser, data, runtime, initial, **settings) as trainer:
+            for before, epoch in pairwise([0, *epochs]):
+                for _ in trainer.epochs(epoch - before):
+                    pass
+                trained, scores = trainer.parameters(), trainer.evaluate()
+                if job.rank == 0:
+                    reference = _reference_file(point, epoch, weights)
+                    compared = _compared_with(reference, trained, scores.precision)
+                    rows.append({"epoch": epoch, "tolerance": options.check_tolerance, **compared})
     return rows
 
 
@@ -141,7 +152,6 @@ def _options(point: Point, weights: Path) -> Options:
     return Options(
         hidden=(point["hidden"],),
         init=weights / f"{point['start']}-start-{point['hidden']}-hidden.npz",
-        save=weights / "trained.npz",
         momentum=0.0,
         **{name: point[name] for name in names},
     )
@@ -193,16 +203,13 @@ def _start(network: Network, start: str, seed: int) -> dict[str, np.ndarray]:
     return values
 
 
-def _row(options: Options, epoch: int, reference: Path) -> Row:
-    """Compare the trained weights with the reference."""
-    assert options.save is not None
-    (weights, metadata), (truth, told) = _read(options.save), _read(reference)
+def _compared_with(reference: Path, weights: Mapping[str, np.ndarray], precision: float) -> Row:
+    """Compare trained weights, and their precision, with the reference's."""
+    truth, told = _read(reference)
     return {
-        "epoch": epoch,
         "steps": told["steps"],
         **differences(weights, truth),
-        "tolerance": options.check_tolerance,
-        "precision": metadata["test_precision"],
+        "precision": precision,
         "reference_precision": told["test_precision"],
     }
 

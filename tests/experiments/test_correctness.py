@@ -76,7 +76,7 @@ def test_an_epoch_is_all_embedded_digits_that_are_not_held_out():
 
 
 def test_a_run_is_the_beginning_of_a_longer_one():
-    """On which it rests that runs of several lengths are one training seen at several times."""
+    """Lets the study take a long training, seen after some epochs, for runs of several lengths."""
     short, long = (Schedule(50, 120, 30, epochs, shuffle=True, seed=3) for epochs in (2, 5))
     for step in range(short.steps):
         assert short.rows(step).tolist() == long.rows(step).tolist()
