@@ -116,12 +116,15 @@ class Rates(NamedTuple):
 
 
 def points(setup: Setup) -> list[Point]:
-    """List sizes for two ranks, the course's number, and for all; the size that gives the rates is first."""
+    """List sizes for two ranks, the course's number, and for all; the size that gives the rates is first.
+
+    Where there is one GPU, two ranks share it.
+    """
     extent = SMALL if setup.is_small else FULL if setup.gpus else CPU
     threads = {} if setup.gpus else {"threads": 1}
     sizes = [(hidden, batch) for hidden in extent.hidden for batch in extent.batches]
     sizes.sort(key=lambda size: size != (HIDDEN, BATCH))
-    several = [ranks for ranks in dict.fromkeys((2, setup.ranks[-1])) if 1 < ranks <= setup.ranks[-1]]
+    several = sorted({2, max(2, setup.ranks[-1])})
     return [
         {
             **{"hidden": hidden, "batch": batch, "ranks": ranks},
@@ -164,7 +167,7 @@ def medians(report: Report) -> Row:
 
 def missing(setup: Setup) -> list[str]:
     if setup.gpus == 1:
-        return ["the course's roofline: one GPU has nobody to sum gradients with"]
+        return ["a GPU for each rank: two ranks share one, and its products run for one after the other"]
     return [] if setup.gpus else ["P_pci of a bus: there is no GPU; copies are those of host memory"]
 
 

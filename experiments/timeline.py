@@ -34,6 +34,9 @@ STEPS = 10, 14
 EXCHANGES = ("blocking", "host", "peer")
 """Exchanges from the plain one to the fast one; the last needs GPUs."""
 
+ALONE = "local"
+"""The exchange of one rank."""
+
 COMPUTING = (FORWARD, BACKWARD, MERGED, OTHER, UPDATE)
 """Groups of phases in which a rank works on its own."""
 
@@ -41,10 +44,11 @@ Interval = tuple[float, float]
 
 
 def points(setup: Setup) -> list[Point]:
-    ranks = min(setup.gpus or 2, 2)
-    ways = EXCHANGES if setup.gpus > 1 else EXCHANGES[:-1]
+    """List two ranks, which share a GPU where there is one, and before them that one by itself."""
+    ways = EXCHANGES if setup.gpus else EXCHANGES[:-1]
     found = []
-    for exchange in ways if ranks > 1 else ("local",):
+    for exchange in (ALONE, *ways) if setup.gpus == 1 else ways:
+        ranks = 1 if exchange == ALONE else 2
         named = f"--exchange {exchange} " if ranks > 1 else ""
         words = f"--device {setup.device} --placement stream {named}{NETWORK}"
         words += f" --samples {3000 * (STEPS[1] + 2)} --epochs 1"
@@ -87,10 +91,9 @@ def rows_of(content: dict[str, Any]) -> list[Row]:
 def missing(setup: Setup) -> list[str]:
     if setup.gpus > 1:
         return []
-    what = (
-        "one GPU has nothing to sum" if setup.gpus else "there is no GPU: NumPy computes on the host's track"
-    )
-    return [f"kernels beside copies and sums of several GPUs: {what}"]
+    if setup.gpus:
+        return ["a GPU for each of two ranks: they share one, and their kernels may wait for each other"]
+    return ["kernels beside copies and sums: there is no GPU, and NumPy computes on the host's track"]
 
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:

@@ -56,7 +56,7 @@ def test_a_roof_adds_the_times_of_flops_and_bytes() -> None:
     assert work.flops / rates.roof(work.intensity) == pytest.approx(8e-3)
 
 
-@pytest.mark.parametrize(("size", "gpus", "ranks"), [(SMALL, 0, {2}), (FULL, 4, {2, 4}), (FULL, 1, set())])
+@pytest.mark.parametrize(("size", "gpus", "ranks"), [(SMALL, 0, {2}), (FULL, 4, {2, 4}), (FULL, 1, {2})])
 def test_points_begin_with_the_size_that_gives_the_rates(
     tmp_path: Path, size: str, gpus: int, ranks: set[int]
 ) -> None:

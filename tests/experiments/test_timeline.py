@@ -91,7 +91,7 @@ def test_a_study_without_rows_says_nothing(run: pd.DataFrame, tmp_path: Path) ->
     assert not (section.findings or section.figures or section.tables)
 
 
-@pytest.mark.parametrize(("count", "exchanges"), [(0, 2), (1, 1), (4, 3)])
+@pytest.mark.parametrize(("count", "exchanges"), [(0, 2), (1, 4), (4, 3)])
 def test_points_are_runs_that_train_takes(tmp_path: Path, count: int, exchanges: int) -> None:
     from nn.app.command_line import parse
     from nn.input.schedule import Schedule
@@ -101,5 +101,6 @@ def test_points_are_runs_that_train_takes(tmp_path: Path, count: int, exchanges:
     assert len(points) == exchanges
     for point in points:
         options = parse(point["words"].split())
+        assert point["ranks"] == (1 if point["exchange"] == "local" else 2)
         schedule = Schedule(3600, options.samples or 0, options.batch, options.epochs, True, 0)
         assert chosen(timeline.STEPS, 0, schedule.steps) == timeline.STEPS
