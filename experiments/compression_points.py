@@ -87,7 +87,7 @@ WAYS = (
 ON_CPU = Way(
     *(DENSE, EMBEDDED, "--batch 100 --epochs 10 --optimiser adam --reg 1e-4"),
     *("0.92,0.9,0.7", "5", _DENSE_MOST),
-    "--optimiser adam --lr 0.001 --retrain-epochs 4 --rounds 2 --share-epochs 3",
+    "--optimiser adam --lr 0.001 --retrain-epochs 4 --rounds 1 --share-epochs 2",
 )
 """In few epochs: it shows the curves' form, not how far they can go."""
 

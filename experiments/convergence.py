@@ -22,7 +22,7 @@ QUESTION = (
     "for validation, 1,000 for the test), one hidden layer, float32, seed 0."
 )
 COLUMNS = (
-    *("varied", "lr", "hidden", "batch", "epochs", "device"),
+    *("varied", "lr", "hidden", "batch", "epochs", "device", "threads"),
     *("epoch", "loss", "validation_loss", "validation_precision", "test_precision", "seconds"),
 )
 
@@ -64,8 +64,10 @@ ON_CORES = (4, 8, 16, 32, 64, 128)
 
 
 def points(setup: Setup) -> list[Point]:
+    """List the points. The small size has one BLAS thread: several wait for each other on busy cores."""
     extent = EXTENTS[setup.size]
-    common = {**BASE, "epochs": extent.epochs, "device": setup.device}
+    threads = 1 if setup.is_small else None
+    common = {**BASE, "epochs": extent.epochs, "device": setup.device, "threads": threads}
     found = [
         *(
             {"varied": "rate", **common, "lr": lr, "hidden": hidden}

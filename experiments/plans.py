@@ -51,18 +51,18 @@ class Grid(NamedTuple):
 
 
 GRIDS = {
-    "small": Grid((256, 1024, 4096, 16384), (256, 1024, 4096, 16384)),
+    "small": Grid((256, 2048, 16384), (256, 2048, 16384)),
     "full": Grid((512, 1024, 2048, 4096, 8192), (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)),
     "cpu": Grid((32, 128, 512, 2048), (32, 128, 512, 2048)),
 }
 
 CELLS_TIMED = {
-    "small": [(1024, 1024), (4096, 256), (4096, 4096)],
+    "small": [(2048, 256), (2048, 2048), (256, 2048)],
     "full": [
         *((hidden, batch) for hidden in (1024, 4096) for batch in (512, 2048, 8192)),
         *((8192, batch) for batch in (512, 8192)),
     ],
-    "cpu": [(128, 32), (128, 512), (128, 2048), (512, 32), (512, 128)],
+    "cpu": [(128, 32), (128, 512), (128, 2048), (512, 32)],
 }
 """H and batch of each map's cells that are measured, too. The widest networks take seconds to start."""
 
@@ -77,14 +77,11 @@ BATCHES_COUNTED = {"small": (16, 128, 1024), "full": (16, 64, 256, 1024, 4096)}
 
 
 def points(setup: Setup) -> list[Point]:
-    several = {"ranks": COUNTING_RANKS, "device": "cpu"}
+    """List maps first. Ranks share their cells, each on a core of its own: those that wait take one, too."""
+    predicting = {"ranks": min(COUNTING_RANKS, max(2, setup.cores)), "device": "cpu"}
     found: list[Point] = [
-        {"kind": MAP, "rates": name, "planned": gpus, "grid": setup.size, **several}
+        {"kind": MAP, "rates": name, "planned": gpus, "grid": setup.size, **predicting}
         for name, gpus in FILES.items()
-    ]
-    found += [
-        {"kind": COUNTED, "planned": COUNTING_RANKS, **several, "hidden": COUNTED_HIDDEN, "batch": batch}
-        for batch in BATCHES_COUNTED[setup.size]
     ]
     ranks = setup.ranks[-1]
     if ranks > 1:
@@ -94,7 +91,8 @@ def points(setup: Setup) -> list[Point]:
         found += [
             {"kind": TIMED, **here, "hidden": hidden, "batch": batch} for hidden, batch in CELLS_TIMED[grid]
         ]
-    return found
+    counting = {"planned": COUNTING_RANKS, "ranks": COUNTING_RANKS, "device": "cpu", "hidden": COUNTED_HIDDEN}
+    return found + [{"kind": COUNTED, **counting, "batch": batch} for batch in BATCHES_COUNTED[setup.size]]
 
 
 def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
