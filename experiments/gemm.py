@@ -323,13 +323,18 @@ def _network(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     values = values[[version for version in SHOWN if version in values]]
     figure, axes = figures.canvas()
     colours = [_style(version)["color"] for version in values]
-    values.plot.barh(ax=axes, color=colours, width=0.8, legend=False)
+    low, high = (values * _relative(rows, end) for end in ("most_us", "least_us"))
+    around = np.array([[values[each] - low[each], high[each] - values[each]] for each in values])
+    values.plot.barh(ax=axes, color=colours, width=0.8, legend=False, xerr=around, ecolor="black")
     axes.invert_yaxis()
     axes.set(xlabel=what, ylabel="")
     axes.tick_params("y", labelsize=9)
     axes.grid(False, axis="y")
     figure.legend(loc="outside upper center", ncols=3)
-    caption = f"The products of the network's steps and of the course, M x N x K: {what}."
+    caption = (
+        f"The products of the network's steps and of the course, M x N x K: {what}. Bars: from the slowest "
+        "to the fastest repetition."
+    )
     if RIVAL in speeds:
         axes.axvline(1, color="black", linestyle=":")
         caption += (
@@ -337,6 +342,11 @@ def _network(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
         )
     result.figures.append(Figure(figures.save(figure, setup.folder, "products"), caption))
     _table(rows, result)
+
+
+def _relative(rows: pd.DataFrame, end: str) -> pd.DataFrame:
+    """Return the median time over the least or the most, by name and version."""
+    return _by_version(rows.assign(ratio=rows.us / rows[end]), "name", "ratio").reindex(rows.name.unique())
 
 
 def _name(row: Row) -> str:

@@ -281,7 +281,7 @@ def _times(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     _draw_times(axes, rows)
     caption = (
         f"Predicted against measured step times, {len(rows)} plans in {len(cases)} cases, on {machine}. "
-        "Below the line a step took longer than predicted."
+        "Below the line a step took longer than predicted. Bars: from the least to the largest repetition."
     )
     result.figures.append(Figure(figures.save(figure, setup.folder, "times"), caption))
     result.tables.append(_table(rows, cases))
@@ -316,6 +316,8 @@ def _draw_times(axes: Axes, rows: pd.DataFrame) -> None:
         if len(mine):
             ms = mine.measured_us * 1e-3, mine.predicted_us * 1e-3
             axes.plot(*ms, label=family, **figures.dots(number))
+            around = [mine.measured_us - mine.least_us, mine.most_us - mine.measured_us]
+            axes.errorbar(*ms, xerr=1e-3 * np.array(around), fmt="none", ecolor=figures.COLOURS[number])
     both = [*rows.measured_us * 1e-3, *rows.predicted_us * 1e-3]
     ends = [min(both) * 0.8, max(both) * 1.25]
     axes.plot(ends, ends, color="black", linewidth=1, label="equal")
