@@ -124,7 +124,9 @@ def _curves(rows: pd.DataFrame, compared: pd.DataFrame, goal: float, setup: Setu
                     one.plot(
                         run[over], run[column], label=label if line == place == 0 else None, **_style(way)
                     )
-                    one.set(xlabel=unit, ylabel=name, xscale="log")
+                    one.set(xlabel=unit, ylabel=name)
+    for one in axes.flat:
+        figures.plain_log(one, "x")
     for one in axes[1]:
         one.axhline(goal, color="black", linewidth=1, linestyle=":")
     title = f"Learning, {net}"

@@ -25,6 +25,7 @@ from pyrt.errors import UserError
 if TYPE_CHECKING:
     from nn.app.options import Options
     from nn.autotune.listed_step import ListedStep
+    from pyrt.driver.null import DeviceProperties
     from pyrt.job import Job
 
 RATE = 1e-4
@@ -79,7 +80,9 @@ def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
     )
 
 
-def listed_step(point: Point, ranks: int, device: Any = None, exchange: str = "host") -> ListedStep:
+def listed_step(
+    point: Point, ranks: int, device: Any = None, exchange: str = "host", gemm: str = "auto"
+) -> ListedStep:
     """Rank 0's list of the step of a point, on such a device; by default NumPy's."""
     from nn.autotune.listed_step import Task, on_null
     from nn.model.network import Network
@@ -87,7 +90,7 @@ def listed_step(point: Point, ranks: int, device: Any = None, exchange: str = "h
     from pyrt.driver.null import DeviceProperties
 
     network = Network.dense((INPUTS, point["hidden"], CLASSES), "sigmoid", "softmax")
-    task = Task(network, point["batch"])
+    task = Task(network, point["batch"], gemm=gemm)
     return on_null(task, Plan.data(ranks, network.depth), device or DeviceProperties(), exchange=exchange)
 
 
@@ -257,14 +260,17 @@ def measure_counts(point: Point, job: Job) -> list[Row]:
     return compared(listed_step(point, job.size), count(point, job), point, job.size)
 
 
-def measure_counters(point: Point, job: Job) -> list[Row]:
-    """Compare each product of the first step with what the hardware counts when `gemm_tiled` does it."""
+def measure_counters(point: Point, job: Job, device: DeviceProperties) -> list[Row]:
+    """Compare each product of the first step with what the hardware counts when `gemm_tiled` does it.
+
+    The list is that of the device: NumPy's has the products of the backward pass in another order.
+    """
     words = ["--hidden", point["hidden"], "--batch", point["batch"], "--samples", point["batch"]]
     words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--momentum", 0, "--device", "cuda"]
     words += ["--gemm", "tiled", "--no-graph"]
     with job.agree():
         launches = read_counters(_counted_by_ncu([str(word) for word in words]))
-        return counters_compared(products(listed_step(point, 1)), launches)
+        return counters_compared(products(listed_step(point, 1, device, gemm="tiled")), launches)
 
 
 def _counted_by_ncu(words: Sequence[str]) -> str:

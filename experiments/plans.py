@@ -62,7 +62,7 @@ CELLS_TIMED = {
         *((hidden, batch) for hidden in (1024, 4096) for batch in (512, 2048, 8192)),
         *((8192, batch) for batch in (512, 8192)),
     ],
-    "cpu": [(128, 32), (128, 512), (128, 2048), (512, 32)],
+    "cpu": [(128, 512), (512, 32), (512, 128), (512, 512)],
 }
 """H and batch of each map's cells that are measured, too. The widest networks take seconds to start."""
 

@@ -150,7 +150,7 @@ def measure(point: Point, job: Job, folder: Path) -> list[Row]:
         return _transfers(point, job)
     if kind == COUNTED:
         return counting.measure_counts(point, job)
-    return counting.measure_counters(point, job)
+    return counting.measure_counters(point, job, _known_rates(job, folder).device)
 
 
 def _rates_file(folder: Path) -> Path:

@@ -294,9 +294,10 @@ def _hierarchy(known: Known, rows: pd.DataFrame, setup: Setup, result: Section) 
             f"{', '.join(f'{name} for {count}' for name, count in bound.items())} of {len(steps)} steps.",
         )
     caption = (
-        f"Hierarchical roofline of a step of one of {amount(most, 'rank')}: a roof for each way that bytes "
-        "take, its slope their rate, below the ceiling of products. Each step is a point for each roof, at "
-        f"its flops for each byte of that kind; H grows along a dotted line. {WINDOWS}"
+        f"Hierarchical roofline of a step of {f'one of {most} ranks' if most > 1 else 'one rank'}: a roof "
+        "for each way that bytes take, its slope their rate, below the ceiling of products. Each step is a "
+        "point for each roof, at its flops for each byte of that kind; H grows along a dotted line. "
+        f"{WINDOWS}"
     )
     name = figures.save(figure, setup.folder, "hierarchy")
     result.figures.append(Figure(name, caption, wide=len(panels) > 1))

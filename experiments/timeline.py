@@ -169,16 +169,19 @@ def length(intervals: Sequence[Interval]) -> float:
 
 
 def _finding(exchange: str, run: pd.DataFrame, shares: Shares) -> str:
+    from experiments.page import cell
+
     ranks = run["rank"].max() + 1
     scale, unit = _unit(shares.step)
+    step, computing, sums = (cell(us / scale) for us in (shares.step, shares.computing, shares.sums))
     text = (
         f"On {amount(ranks, 'rank')}{f' with --exchange {exchange}' if ranks > 1 else ''} the step takes "
-        f"{shares.step / scale:.3g} {unit} when it is launched kernel by kernel; rank 0 computes for "
-        f"{shares.computing / scale:.3g} {unit} of it ({shares.computing / shares.step:.0%})"
+        f"{step} {unit} when it is launched kernel by kernel; rank 0 computes for {computing} {unit} of it "
+        f"({shares.computing / shares.step:.0%})"
     )
     if shares.sums:
         text += (
-            f", and sums over ranks are under way for {shares.sums / scale:.3g} {unit}, of which "
+            f", and sums over ranks are under way for {sums} {unit}, of which "
             f"{shares.hidden / shares.sums:.0%} are hidden behind computation"
         )
     return f"{text}."

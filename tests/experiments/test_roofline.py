@@ -109,6 +109,15 @@ def test_products_that_are_not_listed_are_told():
     assert rows["backward GEMM 3"]["counted"] == 0
 
 
+def test_the_products_of_a_gpu_are_listed_as_it_does_them():
+    """With a kernel of its own for the activations' gradient dW2 comes before dA1, unlike in NumPy."""
+    listed = counting.products(counting.listed_step(POINT, 1, HOPPER, gemm="tiled"))
+    assert [product[1:4] for product in listed] == [
+        *((20, 12, 784), (20, 10, 12)),
+        *((10, 12, 20), (20, 12, 10), (12, 784, 20)),
+    ]
+
+
 class FakeComm:
     rank, size = 1, 3
 
