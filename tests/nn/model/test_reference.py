@@ -214,3 +214,23 @@ def test_train_takes_the_steps_of_adam():
             p[name] = p[name] - 0.01 * (m[name] / bias1) / (np.sqrt(v[name] / bias2) + 1e-3)
     for name in start:
         np.testing.assert_allclose(trained[name], p[name], rtol=1e-12, atol=1e-14)
+
+
+def test_two_softmax_units_are_one_logistic_neuron():
+    """w = w1 - w0 and b = b1 - b0 learn as a neuron with twice the rate and half the decay, from there on."""
+    generator = np.random.default_rng(5)
+    network, lr, momentum, reg = Network.dense((6, 2), "sigmoid", "softmax"), 0.3, 0.8, 0.01
+    parameters = {"W1": generator.standard_normal((2, 6)), "b1": generator.standard_normal(2)}
+    batches = [(generator.standard_normal((9, 6)), generator.integers(0, 2, 9)) for _ in range(5)]
+    w, b = (parameters[name][1] - parameters[name][0] for name in ("W1", "b1"))
+    v_w, v_b = np.zeros(6), 0.0
+    for X, t in batches:
+        error = (1 / (1 + np.exp(-(X @ w + b))) - t) / len(X)
+        v_w, v_b = momentum * v_w + X.T @ error + reg / 2 * w, momentum * v_b + error.sum()
+        w, b = w - 2 * lr * v_w, b - 2 * lr * v_b
+    trained = reference.train(parameters, batches, network, Sgd(lr, momentum, reg))
+    np.testing.assert_allclose(trained["W1"][1] - trained["W1"][0], w, rtol=1e-12)
+    np.testing.assert_allclose(trained["b1"][1] - trained["b1"][0], b, rtol=1e-12)
+    _, Z = reference.forward(trained, X, network)
+    entropy = np.logaddexp(0, X @ w + b) - t * (X @ w + b)
+    np.testing.assert_allclose(reference.losses(Z, t, "softmax"), entropy, rtol=1e-12)
