@@ -7,10 +7,6 @@ the hardware counts: Nsight Compute reads multiply-adds and bytes of each kernel
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
-from experiments.jobs import ROOT
+from experiments import ncu
 from experiments.study import Point, Row
 from pyrt.errors import UserError
 
@@ -52,12 +48,6 @@ METRICS = {
     "gpu__time_duration.sum": "seconds",
 }
 """Of Nsight Compute: multiply-adds of single threads, bytes from the device's memory, time of a kernel."""
-
-_PREFIXES = {"G": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-"""Of its units: Mbyte, usecond, ns .."""
-
-TIMEOUT = 120
-"""Seconds that Nsight Compute may take."""
 
 
 def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:
@@ -265,67 +255,18 @@ def measure_counters(point: Point, job: Job, device: DeviceProperties) -> list[R
 
     The list is that of the device: NumPy's has the products of the backward pass in another order.
     """
-    words = ["--hidden", point["hidden"], "--batch", point["batch"], "--samples", point["batch"]]
-    words += ["--epochs", 1, "--val-fraction", 0, "--lr", RATE, "--momentum", 0, "--device", "cuda"]
-    words += ["--gemm", "tiled", "--no-graph"]
     with job.agree():
-        launches = read_counters(_counted_by_ncu([str(word) for word in words]))
+        launches = ncu.launches(step_words(point["hidden"], point["batch"], "tiled"), "gemm_tiled", METRICS)
         return counters_compared(products(listed_step(point, 1, device, gemm="tiled")), launches)
 
 
-def _counted_by_ncu(words: Sequence[str]) -> str:
-    """Run `train.py` with these words under Nsight Compute; return its output.
-
-    Raises UserError, with its words, if it fails.
-    """
-    command = ["ncu", "--csv", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    command += ["-k", "gemm_tiled", sys.executable, "train.py", *words]
-    try:
-        # Without what MPI has added to this process's environment behind Python's back.
-        environment = dict(os.environ)
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"ncu: {error}") from None
-    if done.returncode != 0:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
-        raise UserError(f"ncu: {said[-1].strip() if said else f'ended with {done.returncode}'}")
-    return done.stdout
+def step_words(hidden: int, batch: int, gemm: str) -> list[str]:
+    """Return the words of `train.py` for one step on a GPU, launched kernel by kernel."""
+    words = f"--hidden {hidden} --batch {batch} --samples {batch} --epochs 1 --val-fraction 0 --lr {RATE}"
+    return f"{words} --momentum 0 --device cuda --gemm {gemm} --no-graph".split()
 
 
-class Launch(NamedTuple):
-    """A kernel that ran, and its counters by the values of `METRICS`, in numbers, bytes and seconds."""
-
-    kernel: str
-    grid: tuple[int, ...]
-    counts: dict[str, float]
-
-
-def read_counters(text: str) -> list[Launch]:
-    """List the launches in Nsight Compute's CSV, in order; leave out what the program printed.
-
-    Each line is a counter of a launch: ID, process, its name, host, kernel, context, stream, block, grid,
-    device, compute capability, section, counter, unit, value.
-    """
-    found: dict[int, Launch] = {}
-    for cells in csv.reader(line for line in text.splitlines() if line.startswith('"')):
-        if len(cells) < 15 or not cells[0].isdigit() or cells[-3] not in METRICS:
-            continue
-        grid = tuple(int(number) for number in cells[8].strip("() ").split(","))
-        launch = found.setdefault(int(cells[0]), Launch(cells[4], grid, {}))
-        launch.counts[METRICS[cells[-3]]] = float(cells[-1].replace(",", "")) * _scale(cells[-2])
-    return list(found.values())
-
-
-def _scale(unit: str) -> float:
-    """Return a unit's size in inst, bytes or seconds."""
-    if unit in ("inst", "byte", "s", "sec", "second"):
-        return 1.0
-    return _PREFIXES.get(unit[:1], 1.0)
-
-
-def counters_compared(listed: Sequence[Multiplied], launches: Sequence[Launch]) -> list[Row]:
+def counters_compared(listed: Sequence[Multiplied], launches: Sequence[ncu.Launch]) -> list[Row]:
     """Flops and bytes read of each product of the list, which the first launches must be of."""
     from nn.launch.gemm.ladder import ladder_shape
 

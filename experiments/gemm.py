@@ -13,7 +13,7 @@ import numpy as np
 from bench import cublas, gemm
 from bench.gemm import AUTO_TF32, PRODUCTS, Contender, Operands, Product, Result
 from bench.timing import Times, alternate
-from experiments import figures, jobs
+from experiments import figures, gemm_counters, jobs
 from experiments.noise import noisy
 from experiments.study import FAILED, Figure, Point, Row, Section, Setup, Table, Taken
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
@@ -36,6 +36,7 @@ QUESTION = (
 COLUMNS = (
     *("product", "M", "N", "K", "device", "version", "math"),
     *("us", "least_us", "most_us", "tflops", "error", "error01"),
+    *("dram_mb", "l2_mb", "shared_mb", "occupancy", "registers"),
 )
 
 SQUARE, EMULATED = "square", "emulated"
@@ -78,7 +79,8 @@ def points(setup: Setup) -> list[Point]:
     """List a point per product; on the emulated device, of errors alone."""
     if setup.gpus:
         sides = SIDES_ON_GPU[setup.size]
-        return [_point(product, "cuda") for product in (*map(_square, sides), *OF_NETWORK)]
+        on_gpu = [_point(product, "cuda") for product in (*map(_square, sides), *OF_NETWORK)]
+        return on_gpu + gemm_counters.points()
     sides, flops = ON_CPU[setup.size]
     products = [*map(_square, sides), *(product for product in OF_NETWORK if product.flops <= flops)]
     found = [_point(product, "cpu") for product in products]
@@ -114,6 +116,9 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """Return a row for each version; a wrong one says so."""
+    if point["product"] == gemm_counters.COUNTED:
+        with job.agree():
+            return gemm_counters.measure(point["version"])
     take_one = {"cuda": _on_gpu, "cpu": _on_cpu, "emulated": _when_emulated}[point["device"]]
     return take_one(_product(point))
 
@@ -226,7 +231,8 @@ def _when_emulated(product: Product) -> list[Row]:
 def missing(setup: Setup) -> list[str]:
     if setup.gpus:
         first = ", ".join(FIRST_STEPS)
-        return [f"{first} for squares larger than {LARGE}: a product takes up to some seconds there"]
+        slow = f"{first} for squares larger than {LARGE}: a product takes up to some seconds there"
+        return [slow, *gemm_counters.missing()]
     reasons = [
         "times of the ladder's kernels, and cuBLAS: there is no GPU; NumPy's product is in their place"
     ]
@@ -237,11 +243,15 @@ def missing(setup: Setup) -> list[str]:
 
 def section(rows: pd.DataFrame, setup: Setup) -> Section:
     result = Section()
+    is_counted = rows["product"] == gemm_counters.COUNTED
+    counted, rows = rows[is_counted], rows[~is_counted]
     squares, network = rows[rows["product"] == SQUARE], rows[~rows["product"].isin([SQUARE, EMULATED])]
     if len(squares):
         _squares(squares, setup, result)
     if len(network):
         _network(network, setup, result)
+    if len(counted):
+        gemm_counters.section(counted, setup, result)
     _errors(rows, setup, result)
     return result
 

@@ -30,9 +30,9 @@ def test_the_course_gets_its_own_roof() -> None:
 
 
 def test_the_rates_follow_from_medians_of_ranges() -> None:
-    """The medians of the course's Figure 11 are not known here, only the three rates that it gets from them. So
-    these seconds are worked out from the rates, by hand, and the test cannot find an error of the figure's:
-    2.4392e9 flops; 407,050 gradients of 4 bytes that go down and up, and twice in MPI.
+    """Goes from rates to medians, by hand, and forward again: the medians of the course's Figure 11 are not
+    known here, only the three rates that it gets from them. 2.4392e9 flops; 407,050 gradients of 4 bytes that
+    go down and up, and twice in MPI.
     """
     flops, moved = 4 * 1500 * 512 * 794, 2 * 4 * (512 * 784 + 512 + 10 * 512 + 10)
     medians = flops / 1.6327e12, moved / 1.2720e10, moved / 7.950e9

@@ -1,6 +1,8 @@
 """experiments/gemm.py: what is measured where, rows of each device, findings from made-up rows of a GPU."""
 
 import re
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ import pandas as pd
 
 from bench import timing
 from bench.gemm import AUTO_TF32, PRODUCTS, Product
-from experiments import gemm, machine
+from experiments import gemm, gemm_counters, machine, ncu
 from experiments.study import FAILED, Setup
 from nn.launch.gemm import gemm as launched
 from nn.launch.gemm.versions import GEMM_VERSIONS, runs_gemm
 from nn.launch.kernels import Kernels
 from pyrt.clock import StreamClock
+from pyrt.job import join
 
 TINY = Product("tiny", 33, 10, 17, transpose_a=True)
 
@@ -30,6 +33,7 @@ def setup_of(size, gpus, folder, emulates=True):
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 def test_a_point_is_one_product(size, gpus, tmp_path):
     points = gemm.points(setup_of(size, gpus, tmp_path))
+    points = [point for point in points if point["product"] != gemm_counters.COUNTED]
     assert len({tuple(point.values()) for point in points}) == len(points)
     for point in points:
         product = gemm._product(point)
@@ -39,6 +43,7 @@ def test_a_point_is_one_product(size, gpus, tmp_path):
 
 def test_a_gpu_takes_all_products_and_the_cpu_those_that_it_can(tmp_path):
     on_gpu = gemm.points(setup_of("full", 1, tmp_path))
+    on_gpu = [point for point in on_gpu if point["product"] != gemm_counters.COUNTED]
     squares = [point["N"] for point in on_gpu if point["product"] == "square"]
     assert (min(squares), max(squares), len(on_gpu)) == (128, 8192, 7 + 9)
     small = gemm.points(setup_of("small", 0, tmp_path, emulates=False))
@@ -199,5 +204,65 @@ def test_what_is_missing_is_named(tmp_path):
     (no_gpu,) = gemm.missing(setup_of("small", 0, tmp_path))
     assert "cuBLAS" in no_gpu and "no GPU" in no_gpu
     assert "C++ compiler" in gemm.missing(setup_of("small", 0, tmp_path, emulates=False))[1]
-    (slow,) = gemm.missing(setup_of("full", 1, tmp_path))
+    slow, *_ = gemm.missing(setup_of("full", 1, tmp_path))
     assert "naive, shared, register for squares larger than 4096" in slow
+
+
+COUNTS = {
+    "gpu__time_duration.sum": ("us", "{us}"),
+    "dram__bytes_read.sum": ("Mbyte", "11.5"),
+    "lts__t_bytes.sum": ("Gbyte", "{l2}"),
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": ("", "1,000,000"),
+    "sm__warps_active.avg.pct_of_peak_sustained_active": ("%", "62.5"),
+    "launch__registers_per_thread": ("register/thread", "40"),
+}
+"""What ncu prints of a launch: counter -> unit, value."""
+
+
+def counted(us, l2):
+    """Nsight Compute's CSV of one launch."""
+    common = [
+        "0",
+        "7",
+        "python3",
+        "host",
+        "gemm_naive",
+        "1",
+        "15",
+        "(128, 1, 1)",
+        "(9, 8, 1)",
+        "0",
+        "9.0",
+        "-",
+    ]
+    lines = [[*common, name, unit, value.format(us=us, l2=l2)] for name, (unit, value) in COUNTS.items()]
+    return "\n".join(",".join(f'"{cell}"' for cell in cells) for cells in lines)
+
+
+def test_counters_of_the_versions_are_told_with_what_changed(tmp_path, monkeypatch):
+    """Counters go from ncu's text to sentences: bytes in MB, 128 a wavefront."""
+    outputs = {"naive": counted(700, 2.0), "shared": counted(100, 0.25)}
+
+    def run(command, **settings):
+        assert "regex:^(gemm|layer)_" in command and command[command.index("--launch-count") + 1] == "1"
+        version = command[command.index("--gemm") + 1]
+        return SimpleNamespace(returncode=0, stdout=outputs[version], stderr="")
+
+    monkeypatch.setattr(ncu.subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    points = [point for point in gemm_counters.points() if point["version"] in outputs]
+    rows = [{**point, **row} for point in points for row in gemm.measure(point, join(), tmp_path)]
+    assert rows[0]["us"] == pytest.approx(700) and rows[0]["l2_mb"] == pytest.approx(2000)
+    assert rows[0]["shared_mb"] == pytest.approx(128) and rows[0]["occupancy"] == 62.5
+    section = gemm.section(pd.DataFrame(rows, columns=[*gemm.COLUMNS]), setup_of("full", 1, tmp_path))
+    assert section.findings == [
+        "shared (tiles in shared memory) is 7.00 times as fast as naive; most fewer are the bytes of L2, "
+        "2000 to 250 MB; occupancy 62 to 62 %."
+    ]
+    assert [figure.name for figure in section.figures] == ["counters"]
+    assert list(section.tables[0].rows["version"]) == ["naive", "shared"]
+
+
+def test_without_ncu_counters_are_missing(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert gemm_counters.points() == [] and "ncu" in gemm_counters.missing()[0]

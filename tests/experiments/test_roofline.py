@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib")
 import pandas as pd
 
 from experiments import counting, roofline
+from experiments import ncu as ncu_runs
 from experiments.roofline_figures import BETTER, COURSE
 from experiments.roofs import Known, Level, course_rate, fitted, roof
 from experiments.study import FAILED, FULL, SMALL, Setup
@@ -161,7 +162,7 @@ def test_counters_are_read_in_any_unit():
             ("(1, 1, 1)", [(FFMA, "inst", "7"), (READ, "byte", "96"), (TIME, "nsecond", "900")]),
         ]
     )
-    first, second = counting.read_counters(text)
+    first, second = ncu_runs.read(text, counting.METRICS)
     assert (first.kernel, first.grid) == ("gemm_tiled", (16, 8, 1))
     assert first.counts == pytest.approx({"ffma": 419430400, "read": 2.5e6, "seconds": 45.1e-6})
     assert second.counts == pytest.approx({"ffma": 7, "read": 96, "seconds": 0.9e-6})
@@ -169,7 +170,7 @@ def test_counters_are_read_in_any_unit():
 
 def launches_of(listed):
     return [
-        counting.Launch(
+        ncu_runs.Launch(
             "gemm_tiled",
             (-(-product.M // 64), -(-product.N // 64), 1),
             {"ffma": product.flops, "read": product.bytes_read / 2, "seconds": 1e-5},
