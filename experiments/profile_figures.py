@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import figures
@@ -52,6 +53,9 @@ _IN_STREAM = (FORWARD, BACKWARD, MERGED, OTHER, UPDATE)
 
 ALIKE = 0.05
 """Relative difference of two steps below which neither is called faster."""
+
+STEADY = 0.1
+"""Relative difference of the time of the same products up to which nothing is said."""
 
 MILLISECONDS_FROM = 10_000
 """Microseconds that are told and drawn as milliseconds."""
@@ -141,11 +145,26 @@ def _noise(walls: dict[str, Wall]) -> list[str]:
     return noisy(times.low, times.us, times.high)
 
 
+def _unsteady(runs: dict[str, pd.DataFrame], bars: dict[str, dict[str, float]]) -> list[str]:
+    """Say where the same products took other times: the machine, not the rung, made the difference."""
+    found = []
+    for before, after in itertools.pairwise(runs):
+        words = (re.sub(" --exchange [a-z]+", "", runs[rung].words.iloc[0]) for rung in (before, after))
+        then, now = (bars[rung].get(FORWARD, 0.0) + bars[rung].get(BACKWARD, 0.0) for rung in (before, after))
+        if len(set(words)) == 1 and then > 0 and abs(now / then - 1) > STEADY:
+            found.append(
+                f"This machine was not steady: products, the same in both, take {now / then:.2f} times as "
+                f"long with {after} as with {before}, so that less of the difference comes from the rung."
+            )
+    return found
+
+
 def _steps(rows: pd.DataFrame, setup: Setup, result: Section) -> None:
     runs = {str(rung): run for rung, run in rows.groupby("rung", sort=False)}
     bars = {rung: parts(run) for rung, run in runs.items()}
     walls = {rung: Wall.of(run) for rung, run in runs.items()}
-    result.find("step", *_bought(bars, walls), _largest(bars), *_noise(walls))
+    steady = [*_noise(walls), *_unsteady(runs, bars)]
+    result.find("step", *_bought(bars, walls), _largest(bars), *steady)
     _draw_steps(bars, walls, rows, setup, result)
     result.tables.append(_table(runs, walls))
 

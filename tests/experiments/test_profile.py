@@ -62,8 +62,11 @@ def report_of(
 
 
 def frame_of(rungs: dict[str, list[Row]], part: str, ranks: int = 4) -> pd.DataFrame:
-    common = {"part": part, "words": f"--device cuda {groups.NETWORK}", "ranks": ranks}
-    rows = [{**common, "rung": rung, **row} for rung, found in rungs.items() for row in found]
+    rows = [
+        {"part": part, "words": f"--gemm {rung} {groups.NETWORK}", "ranks": ranks, "rung": rung, **row}
+        for rung, found in rungs.items()
+        for row in found
+    ]
     return pd.DataFrame(rows, columns=[*profile.COLUMNS, FAILED])
 
 
@@ -330,6 +333,21 @@ def test_a_machine_too_noisy_for_a_claim_is_called_so(tmp_path: Path) -> None:
     bought, *_, noise = profile.section(rows, setup_of(tmp_path)).findings
     assert "2.0 times as slow as with one; epochs of both scatter so much that this may be chance" in bought
     assert noise.startswith("This machine was noisy")
+
+
+def test_the_same_products_in_another_time_are_told(tmp_path: Path) -> None:
+    """They are of the same kernels in rungs that differ in their exchange alone."""
+    rows = frame_of_steps(
+        one=report_of({"forward GEMM 1": (60, None)}, wall=100),
+        two=report_of({"forward GEMM 1": (90, None)}, wall=130),
+    )
+    rows["words"] = [
+        "--device cpu" if rung == "one" else "--device cpu --exchange host" for rung in rows.rung
+    ]
+    told = profile.section(rows, setup_of(tmp_path)).findings[-1]
+    assert told.startswith("This machine was not steady: products, the same in both, take 1.50 times as long")
+    rows.loc[rows.rung == "two", "words"] += " --gemm tiled"
+    assert "not steady" not in " ".join(profile.section(rows, setup_of(tmp_path)).findings)
 
 
 @pytest.mark.parametrize("keep", [[], ["peer exchange"], [groups.CACHED], ["graphs", groups.EMPTY]])
