@@ -234,7 +234,8 @@ def missing(setup: Setup) -> list[str]:
         slow = f"{first} for squares larger than {LARGE}: a product takes up to some seconds there"
         return [slow, *gemm_counters.missing()]
     reasons = [
-        "times of the ladder's kernels, and cuBLAS: there is no GPU; NumPy's product is in their place"
+        "times and counters of the ladder's kernels, and cuBLAS: there is no GPU; NumPy's product is in "
+        "their place"
     ]
     if not setup.emulates:
         reasons.append("errors of the ladder's kernels: there is no C++ compiler to emulate a device with")

@@ -173,10 +173,11 @@ def _finding(exchange: str, run: pd.DataFrame, shares: Shares) -> str:
 
     ranks = run["rank"].max() + 1
     scale, unit = _unit(shares.step)
+    launched = " when it is launched kernel by kernel" if (run.kind == "kernel").any() else ""
     step, computing, sums = (cell(us / scale) for us in (shares.step, shares.computing, shares.sums))
     text = (
         f"On {amount(ranks, 'rank')}{f' with --exchange {exchange}' if ranks > 1 else ''} the step takes "
-        f"{step} {unit} when it is launched kernel by kernel; rank 0 computes for {computing} {unit} of it "
+        f"{step} {unit}{launched}; rank 0 computes for {computing} {unit} of it "
         f"({shares.computing / shares.step:.0%})"
     )
     if shares.sums:
