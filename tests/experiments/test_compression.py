@@ -217,7 +217,7 @@ def test_what_a_gpu_finds_is_said_beside_the_paper(tmp_path):
     assert "Curves that leave the figure lose more than 0.1." in section.figures[0].caption
 
 
-def test_the_tables_have_our_numbers_and_the_papers(tmp_path):
+def test_the_tables_have_our_numbers_and_the_papers(tmp_path, unsaved):
     sizes, *layers = compression.section(rows_of_gpu(tmp_path), setup_of(FULL, 1, tmp_path)).tables
     assert [list(row) for row in sizes.rows.itertuples(index=False)][3:] == [
         ["LeNet-5", "Fashion-MNIST", 1000.0, 20.0, 50.0, "5.00", "4.80"],
@@ -240,21 +240,21 @@ def test_the_tables_have_our_numbers_and_the_papers(tmp_path):
         (50_000, 0.01, "is missed: 20.0 times and 1.00 % more errors."),
     ],
 )
-def test_a_goal_that_is_missed_says_by_how_much(file, loss, said, tmp_path):
+def test_a_goal_that_is_missed_says_by_how_much(file, loss, said, tmp_path, unsaved):
     rows = rows_of_gpu(tmp_path, SMALL)
     rows = rows[(rows.method == GOAL) & (rows.net == DENSE)].assign(file_bytes=file, accuracy=BEFORE - loss)
     finding, *_ = compression.section(rows, setup_of(SMALL, 1, tmp_path)).findings
     assert finding.endswith(said)
 
 
-def test_a_curve_that_always_loses_says_so(tmp_path):
+def test_a_curve_that_always_loses_says_so(tmp_path, unsaved):
     rows = rows_of_gpu(tmp_path, SMALL)
     rows.loc[rows.method == SHARED, "accuracy"] = 0.5
     findings = " ".join(compression.section(rows, setup_of(SMALL, 1, tmp_path)).findings)
     assert "sharing alone at no point here; both makes it" in findings
 
 
-def test_few_rows_are_enough(tmp_path):
+def test_few_rows_are_enough(tmp_path, unsaved):
     rows, setup = rows_of_gpu(tmp_path, SMALL), setup_of(SMALL, 1, tmp_path)
     none = compression.section(rows[:0], setup)
     assert (none.findings, none.figures, none.tables) == ([], [], [])

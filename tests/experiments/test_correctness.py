@@ -264,7 +264,7 @@ def test_all_figures_are_drawn(drawn):
     assert all((folder / figure.file).stat().st_size > 20_000 for figure in section.figures)
 
 
-def test_a_section_of_some_rows_alone_can_be_drawn(tmp_path):
+def test_a_section_of_some_rows_alone_can_be_drawn(tmp_path, unsaved):
     there_is = setup(folder=tmp_path)
     rows = rows_of(there_is)
     assert correctness.section(pd.DataFrame(columns=correctness.COLUMNS), there_is) == Section()

@@ -171,7 +171,7 @@ def test_what_a_gpu_finds_is_said_with_its_numbers(tmp_path):
     assert table.rows["auto, us"].iloc[0] == pytest.approx(2 * 750 * 512 * 784 / 45e6)
 
 
-def test_without_cublas_speeds_are_shown_as_they_are(tmp_path):
+def test_without_cublas_speeds_are_shown_as_they_are(tmp_path, unsaved):
     rows = rows_of_a_gpu()
     section = gemm.section(rows[~rows.version.str.startswith("cuBLAS")], setup_of("full", 1, tmp_path))
     assert "cuBLAS" not in "".join(section.findings)
@@ -188,7 +188,7 @@ def test_versions_with_the_same_errors_share_a_curve():
     assert wgmma.errors.to_dict() == {1: 2e-7, 2: 4e-7}
 
 
-def test_few_rows_are_enough(tmp_path):
+def test_few_rows_are_enough(tmp_path, unsaved):
     rows = rows_of_a_gpu()
     for some in (rows[:0], rows[rows["product"] != "square"], rows[rows.version == "naive"], rows[:1]):
         gemm.section(some, setup_of("full", 1, tmp_path))
