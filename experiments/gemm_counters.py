@@ -31,6 +31,9 @@ METRICS = {
 }
 """Of Nsight Compute; docs/howto/profiling.md has what each of them tells."""
 
+ALIKE = 0.05
+"""Relative difference up to which times or bytes are called equal."""
+
 WAVEFRONT = 128
 """Bytes at most that shared memory moves at once for a warp."""
 
@@ -111,16 +114,19 @@ def _sizes() -> str:
 
 def _change(before: str, after: str, old: pd.Series, new: pd.Series) -> str:
     """Say what a version changed: its time, the bytes that fell most, its occupancy."""
+    from experiments.page import cell
+
     ratio = old.us / new.us
     faster = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times as slow as"
-    fell = {way: old[column] / new[column] for column, way in WAYS.items() if new[column] > 0 < old[column]}
+    if abs(ratio - 1) < ALIKE:
+        faster = "about as fast as"
     said = f"{after} ({IDEAS[after]}) is {faster} {before}"
-    if fell and max(fell.values()) > 1:
-        way = max(fell, key=lambda name: fell[name])
-        column = next(column for column, name in WAYS.items() if name == way)
-        said += f"; most fewer are the bytes of {way}, {old[column]:.4g} to {new[column]:.4g} MB"
+    fell = {column: old[column] / new[column] for column in WAYS if new[column] > 0 < old[column]}
+    most = max(fell, key=lambda column: fell[column], default="")
+    if most and fell[most] > 1 + ALIKE:
+        said += f"; of the bytes those of {WAYS[most]} fall most, {cell(old[most])} to {cell(new[most])} MB"
     else:
-        said += "; no bytes are fewer"
+        said += "; it moves as many bytes"
     return f"{said}; occupancy {old.occupancy:.0f} to {new.occupancy:.0f} %."
 
 

@@ -256,8 +256,8 @@ def test_counters_of_the_versions_are_told_with_what_changed(tmp_path, monkeypat
     assert rows[0]["shared_mb"] == pytest.approx(128) and rows[0]["occupancy"] == 62.5
     section = gemm.section(pd.DataFrame(rows, columns=[*gemm.COLUMNS]), setup_of("full", 1, tmp_path))
     assert section.findings == [
-        "shared (tiles in shared memory) is 7.00 times as fast as naive; most fewer are the bytes of L2, "
-        "2000 to 250 MB; occupancy 62 to 62 %."
+        "shared (tiles in shared memory) is 7.00 times as fast as naive; of the bytes those of L2 fall most, "
+        "2,000 to 250 MB; occupancy 62 to 62 %."
     ]
     assert [figure.name for figure in section.figures] == ["counters"]
     assert list(section.tables[0].rows["version"]) == ["naive", "shared"]
