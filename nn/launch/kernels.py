@@ -22,6 +22,7 @@ from nn.launch.gemm.few_rows import takes_few_rows
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, fastest_gemm, version_for
+from nn.launch.tensor_classifier import tensor_classifier_fits
 from nn.launch.work import Work
 from pyrt.arrays import DeviceArray, aligned
 from pyrt.driver import Driver
@@ -126,6 +127,12 @@ class Kernels:
         """Return whether one kernel does the end of a network with so many hidden units and classes."""
         limit = self.driver.shared_memory
         return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
+
+    def classifier_reads_components(self, hidden: int, classes: int) -> bool:
+        """Return whether that kernel reads the hidden layer as one bf16 component, on tensor cores."""
+        driver = self.driver
+        fits = tensor_classifier_fits(hidden, classes, driver.shared_memory)
+        return self.uses_components and self.components == 1 and self.math == "bf16" and fits
 
     def takes_few_rows(self, product: Product) -> bool:
         """Return whether a product of inference is done by the kernel for few rows."""
