@@ -11,7 +11,8 @@
 // registers until the last row.
 //
 // A and dZ are rows x hidden bf16 numbers with leading dimensions that are multiples of 8; hidden is even, and at most
-// 16 SLICE; at most 16 classes. W is rounded to bf16, the gradient of the logits to TF32. Products of either are exact.
+// 16 SLICE; at most 16 classes. W begins at a multiple of 8 bytes, partials at one of 16. W is rounded to bf16, the
+// gradient of the logits to TF32; products of either are exact.
 
 #include "common.cuh"
 #include "nn/activations.cuh"
@@ -60,14 +61,26 @@ struct Shared {
     float G[ROWS][LANES + 4];
 };
 
-// W as bf16 numbers, 0 beyond it. All threads take part.
+// W as bf16 numbers, 0 beyond it. All threads take part; each has several loads under way before it waits.
 __device__ inline void load_weights(Shared &shared, const real *W, int classes, int hidden)
 {
-    for (int i = threadIdx.x; i < LANES * PITCH / 2; i += THREADS) {
-        const int c = i / (PITCH / 2), column = i % (PITCH / 2) * 2;
-        const bool inside = c < classes && column < hidden;
-        const real *from = W + (offset)c * hidden + column;
-        *(unsigned *)&shared.W[c][column] = inside ? to_bfloat16_pair(from[0], from[1]) : 0;
+    const int AT_ONCE = 8;
+    for (int i = threadIdx.x; i < LANES * PITCH / 2; i += THREADS)
+        if (i / (PITCH / 2) >= classes || i % (PITCH / 2) * 2 >= hidden)
+            *(unsigned *)&shared.W[i / (PITCH / 2)][i % (PITCH / 2) * 2] = 0;
+    const int pairs = hidden / 2;
+    for (int first = threadIdx.x; first < classes * pairs; first += AT_ONCE * THREADS) {
+        float2 held[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * THREADS < classes * pairs)
+                held[i] = ((const float2 *)W)[first + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int pair = first + i * THREADS;
+            if (pair < classes * pairs)
+                *(unsigned *)&shared.W[pair / pairs][pair % pairs * 2] = to_bfloat16_pair(held[i].x, held[i].y);
+        }
     }
 }
 
@@ -305,10 +318,11 @@ tensor_classifier(int rows, int classes, int hidden, real scale, const bfloat16 
 #pragma unroll
     for (int i = 0; i < SLICE / 32; i++)
 #pragma unroll
-        for (int place = 0; place < 16; place++) {
-            const int c = slice.g + place / 8 * 8, column = 32 * i + 8 * slice.t + place % 8;
+        for (int place = 0; place < 4; place++) {  // a vector of four columns; what is behind the last may be anything
+            const int c = slice.g + place / 2 * 8, column = 32 * i + 8 * slice.t + place % 2 * 4;
             if (c < classes && column < slice.columns)
-                sums[(offset)c * stride + slice.first + column] = dW[i][place % 4][place / 8 * 2 + place % 8 / 4];
+                *(float4 *)(sums + (offset)c * stride + slice.first + column) = {
+                    dW[i][0][place], dW[i][1][place], dW[i][2][place], dW[i][3][place]};
         }
 #pragma unroll
     for (int i = 0; i < SLICE / PART * KEPT; i++) {
