@@ -12,17 +12,7 @@
 // Both kernels: block 32 x any (a warp a row), grid of one dimension and any size, no shared memory. Lanes
 // take every 32nd class, and meet by shuffles in a fixed order.
 
-#include "common.cuh"
-
-const unsigned ALL_LANES = 0xffffffff;
-
-// A butterfly: after it every lane holds the same bits, since a + b == b + a.
-__device__ inline real warp_sum(real value)
-{
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-        value += __shfl_xor_sync(ALL_LANES, value, distance);
-    return value;
-}
+#include "warp_sum.cuh"
 
 __device__ inline real warp_max(real value)
 {

@@ -10,6 +10,7 @@
 #include "async_copies.cuh"
 #include "common.cuh"
 #include "nn/activations.cuh"
+#include "warp_sum.cuh"
 
 typedef unsigned short index16;
 typedef int index32;
@@ -17,7 +18,6 @@ typedef unsigned char code;
 
 const int CODES = 256;  // floats of a codebook
 const int OCTET = 8;    // neighbouring entries that a lane loads together
-const unsigned ALL_LANES = 0xffffffff;
 
 // AsyncCopies where the device has them, or else copies that are done at once.
 #if defined(PYRT_EMULATED) || __CUDA_ARCH__ >= 800
@@ -47,14 +47,6 @@ struct Row {
 __device__ inline real output(real sum, const real *bias, int unit)
 {
     return ACTIVATE(bias ? sum + bias[unit] : sum);
-}
-
-// A butterfly: after it every lane holds the same bits, since a + b == b + a.
-__device__ inline real warp_sum(real value)
-{
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-        value += __shfl_xor_sync(ALL_LANES, value, distance);
-    return value;
 }
 
 // All threads of the block, of one dimension, copy the codebook; a barrier of the block must follow.

@@ -1,4 +1,4 @@
-"""The kernel of a narrow output layer (kernels/nn/fused_classifier.cu): whether it fits, shape, launches."""
+"""The kernels of a narrow output layer (kernels/nn/fused_classifier.cu, tensor_classifier.cu): launches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from nn.launch.gemm.components import Components
 from nn.launch.shapes import matrix_shape, require_shape
+from nn.launch.tensor_classifier import THREADS, shared_bytes, slice_for
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Kernel, Launch, blocks
 
@@ -21,6 +22,9 @@ NARROW_CLASSES = (10, 32)
 _NARROW_SLICES = 4
 _MOST_COMPONENTS = 3
 _SUM_PARTIALS_BLOCK = (32, 16)
+
+_VECTOR = 8
+"""bf16 numbers that tensor_classifier.cu copies together."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,16 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+def _fit(rows: int, hidden: int, *matrices: Components) -> bool:
+    """Return whether matrices (rows, hidden) are one component each, in rows of whole vectors."""
+    return all(
+        (one.count, one.rows, one.columns) == (1, rows, hidden)
+        and one.ld % _VECTOR == 0
+        and one.array.pointer % (2 * _VECTOR) == 0
+        for one in matrices
+    )
+
+
 @dataclass(frozen=True)
 class FusedClassifier:
     """From the last hidden layer's A to its dZ, the output layer's gradients and the sum of the losses.
@@ -116,7 +130,7 @@ class FusedClassifier:
     ``loss`` is softmax or sigmoid, ``activation`` that of the hidden layer; A (rows, hidden), W and dW
     (classes, hidden), b and db (classes,), labels (rows,) int32, db_hidden (hidden,), loss_sum (1,). Losses
     and gradients are times ``scale``. dZ (rows, hidden) is written as it is or, of float32, as its
-    ``components``.
+    ``components``. If A is ``made`` as one component, tensor cores read that in its place, and dZ is one too.
     """
 
     loss: str
@@ -132,10 +146,11 @@ class FusedClassifier:
     loss_sum: DeviceArray
     scale: float
     components: Components | None = None
+    made: Components | None = None
 
     @property
     def reads(self) -> tuple[DeviceArray, ...]:
-        return self.A, self.W, self.b, self.labels
+        return self.A if self.made is None else self.made.numbers, self.W, self.b, self.labels
 
     @property
     def gradient(self) -> DeviceArray:
@@ -168,6 +183,8 @@ class FusedClassifier:
 
     def bind_gradient(self, kernels: Kernels, partials: DeviceArray) -> Launch:
         """Bind the kernel to dZ and to the sums of its blocks: as many as partials have rows."""
+        if self.made is not None:
+            return self._bind_tensor(kernels, partials, self.made)
         rows, hidden, classes = self.sizes
         grid, width = self._blocks(partials)
         dZ, components, count, ld = self._target(rows, hidden, kernels.real)
@@ -184,6 +201,25 @@ class FusedClassifier:
             width,
             shared=shape.shared,
         )
+
+    def _bind_tensor(self, kernels: Kernels, partials: DeviceArray, made: Components) -> Launch:
+        """Bind the kernel on tensor cores. Raises ValueError for matrices that are not as it takes them."""
+        (rows, hidden, classes), dZ = self.sizes, self.components
+        grid, width = self._blocks(partials)
+        if dZ is None or not _fit(rows, hidden, made, dZ):
+            raise ValueError(f"tensor_classifier: A as {made} and dZ as {dZ} are not one component each")
+        columns = slice_for(hidden)
+        kernel = kernels.kernel(
+            "nn/tensor_classifier",
+            "tensor_classifier",
+            HEAD=self.loss,
+            ACTIVATION=self.activation,
+            SLICE=columns,
+        )
+        inputs = self.scale, made.array, made.ld, self.W, self.b, self.labels
+        outputs = dZ.array, dZ.ld, partials, width
+        sizes = rows, classes, hidden
+        return kernel.bind((grid,), (THREADS,), *sizes, *inputs, *outputs, shared=shared_bytes(columns))
 
     def bind_sums(self, kernels: Kernels, partials: DeviceArray) -> Launch:
         """Bind the kernel that adds up the sums of the blocks."""

@@ -18,9 +18,11 @@ from nn.launch.conv.versions import CONV_VERSIONS, fastest_convolution
 from nn.launch.conv.winograd import fits_winograd, gains_by_winograd
 from nn.launch.fused_step import fused_step_fits
 from nn.launch.gemm.components import COMPONENTS
+from nn.launch.gemm.few_rows import takes_few_rows
 from nn.launch.gemm.mma import MMA_COMPONENTS
 from nn.launch.gemm.product import Product
 from nn.launch.gemm.versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, fastest_gemm, version_for
+from nn.launch.tensor_classifier import tensor_classifier_fits
 from nn.launch.work import Work
 from pyrt.arrays import DeviceArray, aligned
 from pyrt.driver import Driver
@@ -65,7 +67,7 @@ class Kernels:
         self.gemm_version = fastest_gemm(dtype, library.driver.architecture) if gemm == "auto" else gemm
         if self.gemm_version == "mma" and math not in MMA_COMPONENTS:
             raise ValueError(f"math of mma is {', '.join(MMA_COMPONENTS)}, not {math!r}")
-        self._may_fuse_step = gemm == "auto"  # who names a product wants to see it
+        self._names_no_product = gemm == "auto"  # who names one wants to see it
         self.math, self.components = math, COMPONENTS[math]
         self.mma_components = MMA_COMPONENTS.get(math, MMA_COMPONENTS["tf32"])
         self._lent = DeviceArray(library.driver, 0, (0,), np.dtype(np.uint8), 0)
@@ -126,9 +128,19 @@ class Kernels:
         limit = self.driver.shared_memory
         return self.uses_tensor_cores and fused_classifier_fits(hidden, classes, np.float32, limit)
 
+    def classifier_reads_components(self, hidden: int, classes: int) -> bool:
+        """Return whether that kernel reads the hidden layer as one bf16 component, on tensor cores."""
+        driver = self.driver
+        fits = tensor_classifier_fits(hidden, classes, driver.shared_memory)
+        return self.uses_components and self.components == 1 and self.math == "bf16" and fits
+
+    def takes_few_rows(self, product: Product) -> bool:
+        """Return whether a product of inference is done by the kernel for few rows."""
+        return self._names_no_product and takes_few_rows(product, self.math)
+
     def fuses_step(self, sizes: tuple[int, int, int, int]) -> bool:
         """Return whether one kernel does a step of so many rows, inputs, hidden units and classes."""
-        driver, may = self.driver, self._may_fuse_step and self.uses_tensor_cores
+        driver, may = self.driver, self._names_no_product and self.uses_tensor_cores
         return may and fused_step_fits(sizes, driver.multiprocessors, driver.shared_memory)
 
     @contextmanager

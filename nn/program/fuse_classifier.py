@@ -67,16 +67,24 @@ def match_classifier(items: Sequence[Item]) -> FusedClassifier | None:
 
 @dataclass(frozen=True)
 class FuseClassifier:
-    """The rule for some kernels; ``components_of`` gives dZ components where products want these alone."""
+    """The rule for some kernels.
+
+    ``left_as_components`` says whether products alone want dZ; ``leave`` then makes room for its components,
+    and ``made`` finds those of the hidden layer.
+    """
 
     kernels: Kernels
-    components_of: Callable[[DeviceArray, Sequence[Item]], Components | None] = lambda dZ, later: None
+    left_as_components: Callable[[DeviceArray, Sequence[Item]], bool] = lambda dZ, later: False
+    leave: Callable[[DeviceArray], Components | None] = lambda dZ: None
+    made: Callable[[DeviceArray], Components | None] = lambda A: None
 
     def __call__(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         end = self.match(rest)
         if end is None:
             return None
-        end = replace(end, components=self.components_of(end.dZ, rest[LENGTH:]))
+        made = self.made(end.A) if self.reads_components(rest) else None
+        left = self.left_as_components(end.dZ, rest[LENGTH:])
+        end = replace(end, components=self.leave(end.dZ) if left else None, made=made)
         buckets = [item for item in rest[:LENGTH] if isinstance(item, BucketReady)]
         return Replacement(LENGTH, [*_operations(end, rest[:LENGTH]), *buckets])
 
@@ -84,6 +92,14 @@ class FuseClassifier:
         """Return the end of a network that these items begin with, if it is to be one kernel."""
         end = match_classifier(items)
         return end if end is not None and self.kernels.choose(end) == FUSED else None
+
+    def reads_components(self, items: Sequence[Item]) -> bool:
+        """Return whether the end that these items begin with reads the hidden layer as its component."""
+        end = self.match(items)
+        if end is None or not self.left_as_components(end.dZ, items[LENGTH:]):
+            return False
+        _, hidden, classes = end.sizes
+        return end.activation != "identity" and self.kernels.classifier_reads_components(hidden, classes)
 
 
 def _operations(end: FusedClassifier, items: Sequence[Item]) -> list[Operation]:

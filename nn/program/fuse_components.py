@@ -34,7 +34,8 @@ class ComponentRules:
         known: Sequence[tuple[DeviceArray, Components]],
     ) -> None:
         self._known = KnownComponents(kernels, take_components, known)
-        self._classifier = FuseClassifier(kernels, self._components_for_products)
+        there = self._known
+        self._classifier = FuseClassifier(kernels, there.feeds_products_alone, there.leave, self._as_it_is)
 
     @property
     def rules(self) -> list[Rule]:
@@ -57,8 +58,10 @@ class ComponentRules:
         """Make the end of the network one kernel; dZ is components if only products from these read it."""
         return self._known.apply(self._classifier, rest, done)
 
-    def _components_for_products(self, array: DeviceArray, later: Sequence[Item]) -> Components | None:
-        return self._known.leave(array) if self._known.feeds_products_alone(array, later) else None
+    def _as_it_is(self, array: DeviceArray) -> Components | None:
+        """Find the components whose sum a matrix is."""
+        found = self._known.find(array)
+        return found.components if found is not None and found.scale == 1 else None
 
     def pixels(self, rest: Sequence[Item], done: Sequence[Item]) -> Replacement | None:
         """Pixels that bf16 holds, as they are, where only products read them: these scale their results."""

@@ -91,8 +91,10 @@ class DenseRules:
         """Choose in what form a layer's product leaves D for later items; make room for its components."""
         readers = [place for place, item in enumerate(later) if reads(item, D)]
         classifier = self._in_classifier(later)
+        in_classifier = bool(classifier) and self._classifier.reads_components(later[classifier.start :])
         as_components = [
-            place not in classifier and self._reads_components(D, later, place) for place in readers
+            in_classifier if place in classifier else self._reads_components(D, later, place)
+            for place in readers
         ]
         if not any(as_components):
             return Left()

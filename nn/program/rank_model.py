@@ -25,10 +25,12 @@ from nn.program.activations import Activations
 from nn.program.beside import place_beside
 from nn.program.constraint import ConstrainedGradients
 from nn.program.dropout import Draws, count_step
+from nn.program.few_images import for_few_images
 from nn.program.fuse import fuse
 from nn.program.light_weights import LightArena, LightRule, LightWeights
 from nn.program.operations import Item, Operation, StartRedistribution
 from nn.program.passes import Pass
+from nn.program.rewrite import with_array
 from nn.program.step import Wrap
 from nn.program.step_memory import Placed, StepMemory
 from nn.program.update import OptimiserState, ParameterUpdate
@@ -114,19 +116,28 @@ class RankModel:
             self._split_weights(stream)
             self.driver.synchronize_stream(stream)
 
-    def forward(self, source: Source, samples: int) -> tuple[list[Item], DeviceArray]:
+    def forward(
+        self, source: Source, samples: int, into: DeviceArray | None = None
+    ) -> tuple[list[Item], DeviceArray]:
         """List the operations from images to logits, for so many samples of the group; and the logits.
 
-        These are there until another list runs.
+        These are written ``into`` an array (samples, classes); by default they are there until another list
+        runs.
         """
         logits = self.activations.taken(self.network.depth, samples)
-        placed = self.place(self.fused(self.passes(source).logits(samples)), [logits])
+        items = self.fused(self._for_inference(self.passes(source).logits(samples)))
+        if into is not None:
+            items, logits = [with_array(item, logits, into) for item in items], into
+        placed = self.place(items, [logits])
         return placed.items, placed.results[0]
 
+    def _for_inference(self, items: Sequence[Item]) -> list[Item]:
+        """Rewrite a list for light weights, and for few images."""
+        items = list(items) if self._light is None else self._light.applied(items)
+        return items if self.numbers.apart else for_few_images(items, self.kernels)
+
     def fused(self, items: Sequence[Item]) -> list[Item]:
-        """Rewrite a list for light weights, and for this device's kernels."""
-        if self._light is not None:
-            items = self._light.applied(items)
+        """Rewrite a list for this device's kernels."""
         if self.numbers.apart:
             return list(items)
         take_components = partial(Components.within, self._memory.empty)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from nn.launch.arrays_of import with_arrays
 from nn.program.operations import Item, Operation, StartRedistribution, charged
 from pyrt.arrays import DeviceArray
 from pyrt.driver import Driver
@@ -62,6 +63,21 @@ def same(one: DeviceArray, other: DeviceArray) -> bool:
 def overlap(one: DeviceArray, other: DeviceArray) -> bool:
     """Return whether they may share an element: each begins before the other ends."""
     return one.pointer < other.end and other.pointer < one.end
+
+
+def with_array(item: Item, array: DeviceArray, instead: DeviceArray) -> Item:
+    """Return an operation that reads and writes ``instead`` in the place of all views of an array.
+
+    Both have no gaps, and one shape. Any other item is returned as it is.
+    """
+
+    def moved(view: DeviceArray) -> DeviceArray:
+        within = overlap(view, array)
+        return replace(view, pointer=instead.pointer + view.pointer - array.pointer) if within else view
+
+    if not isinstance(item, Operation):
+        return item
+    return replace(item, work=with_arrays(item.work, moved))
 
 
 def columns_within(array: DeviceArray, whole: DeviceArray) -> tuple[int, int] | None:

@@ -3,22 +3,26 @@
     host      | launch |                  waits                   |
     compute            | copy up | operations of the network | copy down |
 
-There is a graph for each number of images.
+There is a graph for each number of images. For few there are no copies: a copy takes longer to begin than a
+kernel takes to fetch so few pixels from the host's memory itself, and to leave logits there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from nn.input.source import Ready
+from nn.launch.gemm.few_rows import MOST_ROWS
 from nn.program.rank_model import RankModel
 from nn.program.step import bound_all
-from pyrt.arrays import DeviceArray, pinned
-from pyrt.driver import StreamHandle
+from pyrt.arrays import DeviceArray
+from pyrt.driver import Driver, StreamHandle
 from pyrt.exchange import QueueWork
 from pyrt.graphs import capture
 
@@ -39,21 +43,22 @@ class HostToHost:
         self.batch = batch
         self._model, self._driver, self._stream, self._graphs = model, driver, stream, graphs
         with driver.ledger.of("evaluation"):
-            self._pixels = pinned(driver, (batch, inputs), pixels)
-            self._outputs = pinned(driver, (batch, classes), model.numbers.dtype)
-            images = DeviceArray.empty(driver, (batch, inputs), pixels)
-            self._source = Ready(images, DeviceArray.empty(driver, (batch,), np.int32))
+            self._pixels = _mapped(driver, (batch, inputs), pixels)
+            self._outputs = _mapped(driver, (batch, classes), model.numbers.dtype)
+            self._labels = DeviceArray.empty(driver, (batch,), np.int32)
+            few = batch <= MOST_ROWS
+            self._images = self._pixels.there if few else DeviceArray.empty(driver, (batch, inputs), pixels)
         self._calls: dict[int, Callable[[], None]] = {}
 
     @property
     def pixels(self) -> np.ndarray:
         """Page-locked memory (batch, D), for images."""
-        return self._pixels
+        return self._pixels.host
 
     @property
     def outputs(self) -> np.ndarray:
         """Page-locked memory (batch, classes), for their logits."""
-        return self._outputs
+        return self._outputs.host
 
     def bind(self, count: int) -> Callable[[], None]:
         """Return what computes the first ``count`` of ``outputs`` from as many of ``pixels``.
@@ -87,17 +92,31 @@ class HostToHost:
         return call
 
     def _work(self, count: int) -> QueueWork:
-        """Bind copy up, operations and copy down for so many images."""
-        items, logits = self._model.forward(self._source, count)
-        images = self._source.images.rows(0, count)
-        calls: list[QueueWork] = [
-            partial(images.queue_upload, self.pixels[:count]),
-            *bound_all(items, self._model.kernels),
-            partial(logits.queue_download, self.outputs[:count]),
-        ]
+        """Bind the operations for so many images, and the copies up and down where they are more than few."""
+        few = count <= MOST_ROWS
+        images = (self._pixels.there if few else self._images).rows(0, count)
+        into = self._outputs.there.rows(0, count) if few else None
+        items, logits = self._model.forward(Ready(images, self._labels), count, into)
+        calls = bound_all(items, self._model.kernels)
+        if not few:
+            up = partial(images.queue_upload, self.pixels[:count])
+            calls = [up, *calls, partial(logits.queue_download, self.outputs[:count])]
 
         def queue(stream: StreamHandle) -> None:
             for call in calls:
                 call(stream)
 
         return queue
+
+
+class _Mapped(NamedTuple):
+    """Page-locked memory, as the host sees it and as the device does."""
+
+    host: np.ndarray
+    there: DeviceArray
+
+
+def _mapped(driver: Driver, shape: tuple[int, int], dtype: DTypeLike) -> _Mapped:
+    dtype = np.dtype(dtype)
+    block, pointer = driver.allocate_mapped(math.prod(shape) * dtype.itemsize)
+    return _Mapped(block.view(dtype).reshape(shape), DeviceArray(driver, pointer, shape, dtype, shape[1]))

@@ -79,7 +79,10 @@ class CpuDriver:
         return block
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
-        raise RuntimeError("the cpu device has no kernels that share memory with the host")
+        block = self.allocate_pinned(nbytes)
+        block[:] = 0
+        self._allocations[block.ctypes.data] = block
+        return block, block.ctypes.data
 
     def host_view(self, pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = int(np.prod(shape)) * dtype.itemsize

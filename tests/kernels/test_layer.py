@@ -17,6 +17,7 @@ from nn.launch.kernels import Kernels
 from nn.model import reference
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
+from pyrt.driver.null import DeviceProperties, NullDriver
 from tests import few, spread
 from tests.kernels.conftest import Device
 
@@ -229,3 +230,15 @@ def test_the_kernel_is_that_of_the_epilogue(device, rng, library, cores):
         device.run(launch)
         expected = np.tanh(a.astype("f8") @ b.T.astype("f8"))
         np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-3)
+
+
+def test_wide_tiles_are_left_to_layers_whose_epilogue_is_short():
+    """By an H200's times: 128 x 256 is faster for a product alone, and 192 x 128 where f follows."""
+    driver = NullDriver(DeviceProperties("H200", "sm_90a", 132, 227 << 10))
+    matrices = [
+        DeviceArray.empty(driver, shape, np.float32) for shape in ((12000, 2048), (12000, 784), (2048, 784))
+    ]
+    product = Product(*matrices, transpose_b=True)
+    A, B = (Components.empty(driver, 1, *array.shape) for array in product.reads)
+    assert ComponentProduct(product, A, B).cut(driver).tile == "128x256"
+    assert LayerProduct(product, A, B, Epilogue(activation="sigmoid")).cut(driver).tile == "192x128"

@@ -8,6 +8,7 @@
 ``wgmma``    tensor cores of sm_90, operands split into bf16 components
 ``layer``    the same, with all that follows the products of dense layers
 ``batch``    many such products of one shape at once
+``few_rows`` dense layers of a few images, for inference
 ============ ==========================================================================
 """
 

@@ -33,7 +33,9 @@ _LAUNCH = 4.0
 _TILE = {1: 0.22, 2: 0.45}
 _SUM_PARTS, _PARTIAL = 3.5, 4e-6
 _LARGE_TILE = 0.8  # of a tile's time, where it belongs to a larger one: fewer bytes for each product
-_LONELY = 1.15  # how much longer a tile takes where a multiprocessor has one small block: it waits for itself
+# How much longer a tile takes where a multiprocessor has one small block: it waits for itself, as long with
+# one component as with two.
+_LONELY = {1: 2.1, 2: 1.15}
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -86,7 +88,7 @@ def choose_mma_tiling(
         count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
         most = blocks(count, multiprocessors)
         size = tiling.rows * tiling.columns // (64 * 64)
-        each = _LARGE_TILE if size > 1 else _LONELY if most == 1 else 1.0
+        each = _LARGE_TILE if size > 1 else _LONELY[components] if most == 1 else 1.0
         time = _LAUNCH + most * blocks(depth, tiling.parts) * size * each * _TILE[components]
         return time + (_SUM_PARTS + tiling.parts * M * N * _PARTIAL if tiling.parts > 1 else 0)
 

@@ -6,6 +6,7 @@ M, N and K are the sizes of a product op(A) op(B): op(A) is (M, K), op(B) is (K,
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -145,14 +146,18 @@ def predicted(
         begin, each = _MEASURED[kind][tile]
     else:
         begin, each = _LAUNCH, _tile_time(tiling, components_a, components_b)
-    # A few blocks a multiprocessor run in waves; of many the last wave is a small part.
-    waves = count / multiprocessors
-    if waves < 4 and not (kind == (1, 1) and is_crowded and tile == _TWO_AT_ONCE):
-        waves = blocks(count, multiprocessors)
+    seamless = kind == (1, 1) and is_crowded and tile == _TWO_AT_ONCE
+    waves = count / multiprocessors if seamless else waves_of(count, multiprocessors)
     time = begin + blocks(_tiles_deep(K), tiling.parts) * each
     if tiling.parts > 1:
         time += _MEET + (tiling.parts - 1) * tiling.rows * tiling.columns / (64 * 64) * _PART
     return waves * time
+
+
+def waves_of(count: int, multiprocessors: int) -> float:
+    """Count the waves of so many blocks: a few run in whole waves, of many the last one is a small part."""
+    waves = count / multiprocessors
+    return waves if waves >= 4 else blocks(count, multiprocessors)
 
 
 def _tile_time(tiling: Tiling, components_a: int, components_b: int) -> float:
@@ -252,15 +257,27 @@ class ComponentProduct(Work):
 
     def grid(self, driver: Driver) -> tuple[int, int, int]:
         """Count the blocks on a device: tiles down D, across it, and parts of K."""
-        (M, N, _), tiling = self._sizes(), self.cut(driver)
-        return blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+        M, N, _ = self._sizes()
+        return _grid(M, N, self.cut(driver))
 
     def cut(self, driver: Driver) -> Tiling:
         """Return how it is cut on a device."""
         M, N, K = self._sizes()
         limits = driver.multiprocessors, driver.shared_memory - self.static_shared
         width = K * self.A.array.dtype.itemsize // 2
-        return self.tiling or choose_tiling(M, N, width, self.A.count, self.B.count, *limits)
+        if self.tiling is not None:
+            return self.tiling
+        counts, (multiprocessors, memory) = (self.A.count, self.B.count), limits
+
+        def time(tiling: Tiling) -> float:
+            made = predicted(tiling, M, N, width, *counts, multiprocessors)
+            return made + waves_of(math.prod(_grid(M, N, tiling)), multiprocessors) * self.end_us(tiling)
+
+        return min(candidates(width, *counts, memory), key=time)
+
+    def end_us(self, tiling: Tiling) -> float:
+        """Return the microseconds in which a block's epilogue does more than to store its tile."""
+        return 0.0
 
     def _sizes(self) -> tuple[int, int, int]:
         """M, N and K. Raises ValueError where the components are not those of the operands."""
@@ -283,6 +300,10 @@ class ComponentProduct(Work):
             finish()
 
         return compute
+
+
+def _grid(M: int, N: int, tiling: Tiling) -> tuple[int, int, int]:
+    return blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
 
 
 def meeting_places(

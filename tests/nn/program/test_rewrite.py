@@ -17,7 +17,16 @@ from nn.program.operations import (
     StartRedistribution,
 )
 from nn.program.panels import split_into_panels
-from nn.program.rewrite import Replacement, columns_within, overlap, reads, rewrite, same, writes
+from nn.program.rewrite import (
+    Replacement,
+    columns_within,
+    overlap,
+    reads,
+    rewrite,
+    same,
+    with_array,
+    writes,
+)
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.ledger import Row
@@ -154,6 +163,17 @@ class TestViews:
             DeviceArray.empty(driver, (6, 7), np.float32),
         ):
             assert columns_within(array, part) is None
+
+
+def test_another_array_takes_the_place_of_all_views_of_one(driver):
+    whole, other, beside = (DeviceArray.empty(driver, (5, 2), np.float32) for _ in range(3))
+    item = Operation("product", BACKWARD, Product(whole.rows(0, 2), beside.rows(0, 2), whole.rows(2, 4)))
+    D, A, B = with_array(item, whole, other).work.writes + with_array(item, whole, other).work.reads
+    assert same(D, other.rows(0, 2))
+    assert same(A, beside.rows(0, 2))
+    assert same(B, other.rows(2, 4))
+    bucket = BucketReady(0)
+    assert with_array(bucket, whole, other) is bucket
 
 
 def test_what_items_read_and_write(driver):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nn
+from nn.launch.gemm.few_rows import MOST_ROWS
 from nn.model import reference
 from nn.model.initial import initial_values
 from pyrt.driver import Driver
@@ -29,8 +30,8 @@ NETS = {
     ),
 }
 
-BATCH = 6
-NUMBERS = (1, 2, BATCH, BATCH + 1, 2 * BATCH + 5)
+BATCH = MOST_ROWS + 2
+NUMBERS = (1, 2, MOST_ROWS, BATCH, BATCH + 1, 2 * BATCH + 5)
 """Of images that are asked for; the last ones in parts, the very last of them short."""
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -157,7 +158,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with open_runtime(join(), "cpu") as runtime:
         made = nn.Inference(network, parameters, runtime, BATCH)
         for count in (0, -1, BATCH + 1):
-            with pytest.raises(ValueError, match=f"^{count} images at a time: there is room for 1 to 6$"):
+            with pytest.raises(
+                ValueError, match=f"^{count} images at a time: there is room for 1 to {BATCH}$"
+            ):
                 made.bind(count)
         with pytest.raises(ValueError, match=r"^images of shape \(32,\): the network takes 33 pixels$"):
             made.logits(np.zeros((1, 32), np.uint8))
