@@ -78,6 +78,9 @@ class CpuDriver:
         self.ledger.allocated_pinned(nbytes)
         return block
 
+    def pin(self, block: np.ndarray) -> None:
+        pass
+
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         raise RuntimeError("the cpu device has no kernels that share memory with the host")
 

@@ -21,6 +21,7 @@ class CudaMemory:
         self.ledger = Ledger()
         self._allocations: dict[int, Any] = {}
         self._pinned: list[Any] = []
+        self._registered: list[Any] = []
         self._imported: dict[int, Any] = {}
 
     def _free_all(self) -> None:
@@ -31,6 +32,8 @@ class CudaMemory:
             allocation.free()
         for allocation in self._pinned:
             allocation.free()
+        for registered in self._registered:
+            registered.unregister()
 
     def allocate(self, nbytes: int) -> int:
         try:
@@ -63,6 +66,15 @@ class CudaMemory:
         self._pinned.append(block.base)
         self.ledger.allocated_pinned(nbytes)
         return block[:nbytes]
+
+    def pin(self, block: np.ndarray) -> None:
+        try:
+            self._registered.append(cuda.register_host_memory(block).base)
+        except cuda.Error as error:
+            raise UserError(
+                f"{block.nbytes / 1e6:.0f} MB of host memory could not be page-locked ({error}): use a "
+                "smaller --hidden, or fewer ranks a node"
+            ) from None
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         block = self.allocate_pinned(nbytes)

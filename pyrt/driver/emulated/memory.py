@@ -86,6 +86,9 @@ class EmulatedMemory(EmulatedStreams):
         self.ledger.allocated_pinned(nbytes)
         return block
 
+    def pin(self, block: np.ndarray) -> None:
+        self._require_no_capture("pin")
+
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         pointer = self._allocate(nbytes)
         self.ledger.allocated_pinned(nbytes)

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.clocks import Clocks
 from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, WORKER, Message, Tags
+from pyrt.exchange.server.message_memory import MessageMemory
 from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.shard_state import ShardState
 
@@ -67,11 +68,14 @@ class Place:
 class WorkerLink:
     """The messages between a shard and one worker: the push that comes, and the pull that answers it."""
 
-    def __init__(self, setting: ExchangeContext, size: int, rank: int) -> None:
-        driver, dtype = setting.driver, setting.parameters.dtype
+    def __init__(self, setting: ExchangeContext, memory: MessageMemory, place: Place, rank: int) -> None:
         self.rank = rank
-        self.push, self.pull = (Message(driver, size, dtype) for _ in range(2))
-        self.ready = driver.create_event(timing=False)
+        self.push, self.pull = memory.messages(rank, place.shard)
+        self.passed_on = self.push
+        """The push as a tail has it from the head; the worker's own may be shared with the tail too."""
+        if place.before is not None and self.push.is_shared:
+            self.passed_on = memory.own(place.shard)
+        self.ready = setting.driver.create_event(timing=False)
         """The pull is on the host; of a tail: the push is applied."""
         self.copied = np.zeros_like(self.push.header)
         """The header that a tail sends to the head."""
@@ -84,7 +88,12 @@ class HeldShard:
     """A shard on one server. Each worker is in turn awaited, owed parameters, and sent them, by `turn`."""
 
     def __init__(
-        self, setting: ExchangeContext, comm: MPI.Comm, place: Place, applied: Callable[[int, Message], None]
+        self,
+        setting: ExchangeContext,
+        memory: MessageMemory,
+        comm: MPI.Comm,
+        place: Place,
+        applied: Callable[[int, Message], None],
     ) -> None:
         """``applied`` is told of the shard and each push, once it is queued to be applied."""
         self._driver, self._compute = setting.driver, setting.streams.compute
@@ -94,9 +103,10 @@ class HeldShard:
         self.clocks = Clocks(len(place.workers), setting.asynchrony.staleness)
         self.grants: Granting = Followed(self.clocks)
         self.state = ShardState(setting, place.range, is_copy=place.before is not None)
-        size = place.range.stop - place.range.start
-        self._workers = [WorkerLink(setting, size, rank) for rank in place.workers]
-        self._sums = setting.asynchrony.staleness == 0
+        self._workers = [WorkerLink(setting, memory, place, rank) for rank in place.workers]
+        self._sum = memory.own(place.shard) if setting.asynchrony.staleness == 0 else None
+        """The sum of the gradients of all workers, where each step has one. Their own stay as they are: if
+        this server dies they push them again."""
         self._copied = 0
         """The version up to which the tail has followed."""
         self._unsummed: list[int] = []
@@ -122,10 +132,11 @@ class HeldShard:
         worker = self._workers[number]
         if worker.receiving != MPI.REQUEST_NULL:
             return  # since an earlier leg
-        source, tag = worker.rank, self._tags.push(self.shard)
+        message, source, tag = worker.push.sent, worker.rank, self._tags.push(self.shard)
         if self._before is not None:
-            source, tag = self._before, self._tags.copy(self.shard, number)
-        worker.receiving = self._requests.receive(worker.push.raw, source, tag)
+            message, source = worker.passed_on.raw, self._before
+            tag = self._tags.copy(self.shard, number)
+        worker.receiving = self._requests.receive(message, source, tag)
 
     def is_quiet(self) -> bool:
         """Return whether all that came is applied, and all that was asked for has gone."""
@@ -147,8 +158,8 @@ class HeldShard:
         for number in arrived:
             self._take(number)
         self._hear_of_copies()
-        if self._unsummed and self.clocks.are_even():
-            self._apply_sum()
+        if self._sum is not None and self._unsummed and self.clocks.are_even():
+            self._apply_sum(self._sum)
         answered = [number for number in self._owed if self._answers(number)]
         if answered:
             self._owed = [number for number in self._owed if number not in answered]
@@ -171,35 +182,36 @@ class HeldShard:
                 f"worker {number} pushes step {header[STEP]} of {header[WORKER]}, after {known}"
             )
         self.clocks.count(number)
-        if self._sums:
+        if self._sum is not None:
             self._unsummed.append(number)
         else:
-            self._apply(number, [worker])
+            self._apply(number, worker.push, [worker])
 
-    def _apply_sum(self) -> None:
+    def _apply_sum(self, total: Message) -> None:
         """Apply the sum of what all workers have pushed, in their order."""
         first, *others = workers = [self._workers[number] for number in sorted(self._unsummed)]
+        np.copyto(total.raw, first.push.raw)
         for other in others:
-            np.add(first.push.numbers, other.push.numbers, out=first.push.numbers)
-        if others and self._behind is not None:
-            first.push.seal()
+            np.add(total.numbers, other.push.numbers, out=total.numbers)
+        if self._behind is not None:
+            total.seal()
         number = min(self._unsummed)
         self._unsummed.clear()
-        self._apply(number, workers)
+        self._apply(number, total, workers)
 
-    def _apply(self, number: int, workers: Sequence[WorkerLink]) -> None:
-        """Update the shard by the gradients in a worker's push, which may be the sum over these workers."""
+    def _apply(self, number: int, gradients: Message, workers: Sequence[WorkerLink]) -> None:
+        """Update the shard by the gradients of a worker's push, or by the sum over these workers."""
         worker = self._workers[number]
-        self.state.apply(worker.push, [one.push for one in workers])
+        self.state.apply(gradients, [one.push for one in workers])
         for one in workers:
             one.applied = self.state.version
             self._applied(self.shard, one.push)
         if self._behind is None:
             return
-        worker.push.header[APPLIED] = self.state.version
+        gradients.header[APPLIED] = self.state.version
         tags, behind = self._tags, self._behind
         worker.hearing = self._requests.receive(worker.copied, behind, tags.copied(self.shard, number))
-        worker.copying = self._requests.send(worker.push.raw, behind, tags.copy(self.shard, number))
+        worker.copying = self._requests.send(gradients.raw, behind, tags.copy(self.shard, number))
 
     def _hear_of_copies(self) -> None:
         """Hear from the tail which updates it has made."""
@@ -236,14 +248,14 @@ class HeldShard:
         else:
             self._await(number)
         tag = self._tags.pull(self.shard)
-        worker.sending = self._requests.send(worker.pull.raw, worker.rank, tag)
+        worker.sending = self._requests.send(worker.pull.sent, worker.rank, tag)
         return True
 
     def _turn_of_tail(self, arrived: Sequence[int]) -> bool:
         """Apply what the head has applied, in its order, and confirm it. Return whether it did anything."""
         assert self._before is not None
         for number in arrived:
-            self._workers[number].push.require_whole(self._before)
+            self._workers[number].passed_on.require_whole(self._before)
         self._arrived += arrived
         while following := [number for number in self._arrived if self._is_next(number)]:
             self._follow(*following)
@@ -258,17 +270,17 @@ class HeldShard:
         return bool(arrived or told)
 
     def _is_next(self, number: int) -> bool:
-        return int(self._workers[number].push.header[APPLIED]) == self.state.version + 1
+        return int(self._workers[number].passed_on.header[APPLIED]) == self.state.version + 1
 
     def _follow(self, number: int) -> None:
         """Make the update that the head has made with this worker's push."""
         worker = self._workers[number]
         self._arrived.remove(number)
-        self.state.apply(worker.push, [worker.push])
+        self.state.apply(worker.passed_on, [worker.passed_on])
         self._driver.record(worker.ready, self._compute)
         worker.applied = self.state.version
-        for one in self.clocks.living if self._sums else [number]:
-            self.clocks.set(one, int(worker.push.header[STEP]) + 1)
+        for one in self.clocks.living if self._sum is not None else [number]:
+            self.clocks.set(one, int(worker.passed_on.header[STEP]) + 1)
         self._following.append(number)
 
     def lose_worker(self, number: int) -> bool:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.leg import ServerCounts
-from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message
+from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message, pinned_bytes
 from pyrt.exchange.server.roles import Roles
 from pyrt.job.survivors import RankLost
 
@@ -30,7 +30,8 @@ class Meeting:
         self._driver, self._job, self._stream = setting.driver, setting.job, setting.streams.compute
         self._places = [setting.parameters.rows(*place) for place in ranges]
         largest = max(place.size for place in self._places)
-        self._message = Message(setting.driver, largest, setting.parameters.dtype)
+        dtype = setting.parameters.dtype
+        self._message = Message(pinned_bytes(setting.driver, HEADER_BYTES + largest * dtype.itemsize), dtype)
         self._refresh = setting.update.refresh()
         self._phase = setting.phases.phase("meet")
         self.comm = setting.job.comm.Dup()

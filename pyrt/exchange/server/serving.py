@@ -14,6 +14,7 @@ from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting, Told
 from pyrt.exchange.server.message import ASKED, FLAGS, GRANT, WEIGHT, Message, Tags
+from pyrt.exchange.server.message_memory import MessageMemory
 from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
 from pyrt.job.signals import stop_was_asked
@@ -26,7 +27,9 @@ class ServingExchange:
     on_device = False
     is_server = True
 
-    def __init__(self, setting: ExchangeContext, roles: Roles, ranges: Sequence[Bucket]) -> None:
+    def __init__(
+        self, setting: ExchangeContext, memory: MessageMemory, roles: Roles, ranges: Sequence[Bucket]
+    ) -> None:
         self._job, self._roles = setting.job, roles
         self._rank = setting.job.rank
         self._is_first = self._rank == 0
@@ -35,7 +38,7 @@ class ServingExchange:
         self._comm, self._requests = self._meeting.comm, Requests(setting.job, self._meeting.comm)
         self._lost_ranks = LostRanks(setting.job, self._comm, roles, kept)
         self._shards = [
-            HeldShard(setting, self._comm, place, self._note if self._is_first else _nothing)
+            HeldShard(setting, memory, self._comm, place, self._note if self._is_first else _nothing)
             for place in _places(self._rank, roles, ranges, kept)
         ]
         self.updates: Sequence[Bucket] = [part for shard in self._shards for part in shard.state.updates]
