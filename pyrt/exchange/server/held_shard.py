@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange.server.chain_end import ChainEnd
 from pyrt.exchange.server.clocks import Clocks
 from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, WORKER, Message, Tags
 from pyrt.exchange.server.message_memory import MessageMemory
@@ -100,6 +101,7 @@ class HeldShard:
         self._requests, self._applied = Requests(setting.job, comm), applied
         self._tags, self.shard = Tags(place.shards, len(place.workers)), place.shard
         self._before, self._behind = place.before, place.behind
+        self._end = ChainEnd(self._requests, place.before, place.behind, self._tags.end(place.shard))
         self.clocks = Clocks(len(place.workers), setting.asynchrony.staleness)
         self.grants: Granting = Followed(self.clocks)
         self.state = ShardState(setting, place.range, is_copy=place.before is not None)
@@ -124,6 +126,7 @@ class HeldShard:
     def begin(self) -> None:
         """Begin a leg."""
         self.clocks.restart()
+        self._end.begin()
         for number in self.clocks.living:
             self._await(number)
 
@@ -138,11 +141,20 @@ class HeldShard:
             tag = self._tags.copy(self.shard, number)
         worker.receiving = self._requests.receive(message, source, tag)
 
-    def is_quiet(self) -> bool:
-        """Return whether all that came is applied, and all that was asked for has gone."""
-        if self._owed or self._leaving or self._unsummed or self._arrived or self._following:
+    def is_over(self) -> bool:
+        """Return whether the leg has ended: no more pushes come, and all that was asked for has gone."""
+        if (
+            not self.clocks.have_all_met
+            or self._owed
+            or self._leaving
+            or self._unsummed
+            or self._arrived
+            or self._following
+        ):
             return False
-        return all(self._requests.has_gone(worker.sending) for worker in self._workers)
+        if not all(self._requests.has_gone(worker.sending) for worker in self._workers):
+            return False
+        return self._end.is_over(self.state.version)
 
     def turn(self) -> bool:
         """Take what has come, answer workers that may go on, send what is on the host.
@@ -298,6 +310,7 @@ class HeldShard:
 
     def lose_server(self, rank: int) -> None:
         """Go on without a server: a head without its tail, a tail as the head."""
+        self._end.lose(rank)
         if rank == self._behind:
             self._behind = None
             for worker in self._workers:

@@ -56,6 +56,10 @@ class Tags:
         """The tag of the message of a worker that makes no more steps until all ranks have met."""
         return (2 + 2 * self._workers) * self._shards
 
+    def end(self, shard: int) -> int:
+        """Return the tag of a head's message to its tail that it has applied all pushes of a leg."""
+        return self.meet + 1 + shard
+
 
 class Message:
     """A message, to be sent and received any number of times."""

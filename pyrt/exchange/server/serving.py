@@ -89,7 +89,8 @@ class ServingExchange:
         """Return whether all workers have said that they meet: then they have all that they asked for."""
         if any(request != MPI.REQUEST_NULL for request in self._meeting_requests):
             return False
-        return all(shard.clocks.have_all_met and shard.is_quiet() for shard in self._shards)
+        are_over = [shard.is_over() for shard in self._shards]  # each is asked: a head tells its tail
+        return all(are_over)
 
     def _turn(self, leg: Leg) -> bool:
         """Poll all shards once; return whether there was anything to do."""

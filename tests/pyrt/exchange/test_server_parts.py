@@ -31,7 +31,7 @@ def test_shards_cover_all_and_are_of_equal_bytes() -> None:
 def test_no_two_messages_between_two_ranks_have_the_same_tag() -> None:
     for servers, workers in ((1, 1), (3, 2), (2, 5)):
         tags = Tags(servers, workers)
-        found = [tag(shard) for tag in (tags.push, tags.pull) for shard in range(servers)]
+        found = [tag(shard) for tag in (tags.push, tags.pull, tags.end) for shard in range(servers)]
         pairs = [(shard, worker) for shard in range(servers) for worker in range(workers)]
         found += [tag(*pair) for tag in (tags.copy, tags.copied) for pair in pairs]
         assert sorted([*found, tags.meet]) == list(range(len(found) + 1))
