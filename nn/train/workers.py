@@ -20,7 +20,7 @@ from nn.train.rank_resources import RankResources
 from pyrt.errors import UserError
 from pyrt.exchange import Asynchronous, Exchange
 from pyrt.exchange.registry import exchanges
-from pyrt.exchange.server.leg import ServerCounts
+from pyrt.exchange.server.leg import ServerCounts, ServerSide
 from pyrt.exchange.server.roles import Roles
 from pyrt.job import Job
 
@@ -133,8 +133,7 @@ class Workers:
 
         With parameter servers `nn.train.legs` does this work.
         """
-        name = resources.groups.all.name
-        if not exchanges()[name].asynchronous or name == "server":
+        if not exchanges()[resources.groups.all.name].asynchronous or isinstance(exchange, ServerSide):
             return None
         return cls(cast(Asynchronous, exchange), resources.job, shard, schedule)
 

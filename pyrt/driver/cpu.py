@@ -78,8 +78,9 @@ class CpuDriver:
         self.ledger.allocated_pinned(nbytes)
         return block
 
-    def pin(self, block: np.ndarray) -> None:
-        pass
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
+        if is_own:
+            self.ledger.allocated_pinned(block.nbytes)
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         raise RuntimeError("the cpu device has no kernels that share memory with the host")

@@ -67,7 +67,7 @@ class CudaMemory:
         self.ledger.allocated_pinned(nbytes)
         return block[:nbytes]
 
-    def pin(self, block: np.ndarray) -> None:
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
         try:
             self._registered.append(cuda.register_host_memory(block).base)
         except cuda.Error as error:
@@ -75,6 +75,8 @@ class CudaMemory:
                 f"{block.nbytes / 1e6:.0f} MB of host memory could not be page-locked ({error}): use a "
                 "smaller --hidden, or fewer ranks a node"
             ) from None
+        if is_own:
+            self.ledger.allocated_pinned(block.nbytes)
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         block = self.allocate_pinned(nbytes)

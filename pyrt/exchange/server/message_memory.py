@@ -55,8 +55,7 @@ class MessageMemory:
         file = sharing.create(nbytes)
         files.callback(os.close, file.descriptor)
         os.ftruncate(file.descriptor, nbytes)
-        self._map(worker, shard, file.descriptor, nbytes)
-        self._driver.ledger.allocated_pinned(nbytes)
+        self._map(worker, shard, file.descriptor, nbytes, is_own=True)
         return file.handle
 
     def _opens(self, told: Mapping[int, Mapping[int, bytes]]) -> bool:
@@ -66,16 +65,16 @@ class MessageMemory:
                 for shard, handle in handles.items():
                     descriptor, nbytes = sharing.open_shared(handle)
                     try:
-                        self._map(worker, shard, descriptor, nbytes)
+                        self._map(worker, shard, descriptor, nbytes, is_own=False)
                     finally:
                         os.close(descriptor)  # the mapping keeps the memory
         except (OSError, UserError):
             return False
         return True
 
-    def _map(self, worker: int, shard: int, descriptor: int, nbytes: int) -> None:
+    def _map(self, worker: int, shard: int, descriptor: int, nbytes: int, is_own: bool) -> None:
         block = np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
-        self._driver.pin(block)
+        self._driver.pin(block, is_own)
         self._blocks[worker, shard] = block
 
     def messages(self, worker: int, shard: int) -> tuple[Message, Message]:
