@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange import Bucket, ExchangeContext, UpdateCounts
 from pyrt.exchange.server.clocks import Grants
 from pyrt.exchange.server.held_shard import HeldShard, Place
 from pyrt.exchange.server.leg import Leg, ServerCounts
@@ -144,10 +144,10 @@ class ServingExchange:
         versions = {shard.shard: shard.state.version for shard in self._shards}
         return self._meeting.hold(versions, self._grants.stop)
 
-    def count(self) -> tuple[int, float]:
-        """See `Asynchronous.count`: no update is lost."""
-        updates = self.counts().updates
-        return updates, float(updates)
+    def count(self) -> UpdateCounts:
+        """See `Asynchronous.count`: no update is lost; those of the first shard."""
+        counts = self.counts()
+        return UpdateCounts(counts.updates, float(counts.updates), counts.staleness[0])
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pyrt.arrays import DeviceArray
-from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange import Bucket, ExchangeContext, UpdateCounts
 from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting
@@ -198,10 +198,10 @@ class WorkingExchange:
             link.pull.header[VERSION] = version
         return step
 
-    def count(self) -> tuple[int, float]:
-        """See `Asynchronous.count`: no update is lost."""
-        updates = self.counts().updates
-        return updates, float(updates)
+    def count(self) -> UpdateCounts:
+        """See `Asynchronous.count`: no update is lost; those of the first shard."""
+        counts = self.counts()
+        return UpdateCounts(counts.updates, float(counts.updates), counts.staleness[0])
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""
