@@ -8,8 +8,9 @@ import numpy as np
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext, UpdateCounts
+from pyrt.exchange.server.chained_shard import Place
 from pyrt.exchange.server.clocks import Grants
-from pyrt.exchange.server.held_shard import HeldShard, Place
+from pyrt.exchange.server.held_shard import HeldShard
 from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting, Told
