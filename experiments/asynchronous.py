@@ -120,10 +120,10 @@ def updates_an_epoch(point: Point) -> int:
 
 def _counted(told: AsynchronousReport) -> Row:
     shards = [sum(counts) for counts in zip(*told.staleness, strict=True)]
-    has_servers = bool(shards)
+    has_servers = told.furthest is not None
     return {
-        "staleness": " ".join(map(str, shards)) if has_servers else None,
-        "ahead": told.furthest if has_servers else None,
+        "staleness": " ".join(map(str, shards)),
+        "ahead": told.furthest,
         "lost": None if has_servers else told.lost,
         "least_seen": told.least,
         "most_seen": told.most,

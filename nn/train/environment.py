@@ -20,22 +20,26 @@ def describe(prepared: Prepared, runtime: Runtime) -> dict[str, Any]:
     driver, job, settings, network = runtime.driver, runtime.job, problem.settings, problem.network
     devices = gather_devices(driver, job)
     nodes = job.comm.allreduce(job.node.rank == 0)
+    of_rank = {
+        "device": driver.name,
+        "device_why": runtime.device.why,
+        "blas_threads": blas_threads(),
+        "graphs": replays_graphs(settings, driver),
+        "gemm": gemm_version(settings, driver) if driver.has_kernels else "numpy",
+    }
+    of_worker = job.comm.allgather(of_rank)[-1]  # parameter servers, the first ranks, may be on the CPU
     return {
         "ranks": job.size,
         "helpers": prepared.fork.helpers if prepared.fork is not None else 0,
         "nodes": int(nodes),
-        "device": driver.name,
         "devices": [name for _, name in devices],
         "device_counts": dict(Counter(name for _, name in dict.fromkeys(devices))),
-        "device_why": runtime.device.why,
         "mpi": job.library,
-        "blas_threads": blas_threads(),
         "plan": str(shard.plan),
         "exchange": groups.all.name,
         "exchange_why": groups.all.why,
         "placement": prepared.rehearsal.placement,
-        "graphs": replays_graphs(settings, driver),
-        "gemm": gemm_version(settings, driver) if driver.has_kernels else "numpy",
+        **of_worker,
         "network": str(network),
         "parameters": network.parameter_count,
         "layers": [

@@ -91,9 +91,9 @@ class Legs:
         settings: Settings,
     ) -> Legs | None:
         """Return those of a training with this exchange; None where it has no parameter servers."""
-        if resources.groups.all.name != "server":
+        if not isinstance(exchange, ServerSide):
             return None
-        return cls(cast(ServerSide, exchange), resources, shard, schedule, settings)
+        return cls(exchange, resources, shard, schedule, settings)
 
     def updates(self, step: int) -> int:
         """Count the updates of so many steps."""

@@ -236,9 +236,12 @@ def choose_placement(
         return Rehearsal(where, needs, pools(needs, job, driver), sources)
 
     with job.agree():
-        may_be_resident = placement.may_be_resident(asked, driver, problem.schedule.samples)
+        # A parameter server has no batches: it may be on the CPU beside workers on GPUs.
+        may_be_resident = not shard.works or placement.may_be_resident(
+            asked, driver, problem.schedule.samples
+        )
     may_be_resident = may_be_resident and not is_in_parts(problem.dataset)
-    if may_be_resident:
+    if all(job.comm.allgather(may_be_resident)):
         resident = placed("resident")
         device = resident.pools[0]
         fits = asked == "resident" or placement.fits(device.needed, device.free)

@@ -99,7 +99,7 @@ def _choose_plan(
 def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
     """Compile and load kernels, connect the ranks of a group. Collective; UserError on all ranks."""
     problem, job, driver = prepared.problem, runtime.job, runtime.driver
-    kernels = _kernels(prepared, runtime) if driver.has_kernels else None
+    kernels = _kernels(prepared, runtime) if any(job.comm.allgather(driver.has_kernels)) else None
     largest = prepared.shard.largest_received(problem.schedule.batch)
     resources = RankResources.make(
         job, runtime.streams, runtime.phases, kernels, prepared.groups, problem.settings.dtype, largest
@@ -107,16 +107,22 @@ def open_resources(prepared: Prepared, runtime: Runtime) -> RankResources:
     return replace(resources, fork=prepared.fork)
 
 
-def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels:
-    """Make the project's kernels; one rank a node compiles what the node's ranks will load. Collective."""
-    settings, job = prepared.problem.settings, runtime.job
+def _kernels(prepared: Prepared, runtime: Runtime) -> Kernels | None:
+    """Make the project's kernels; one rank a node compiles what the node's ranks will load. Collective.
+
+    A parameter server may be on the CPU beside workers on GPUs: it has none.
+    """
+    settings, job, driver = prepared.problem.settings, runtime.job, runtime.driver
     with job.agree():
-        library = KernelLibrary(runtime.driver)
-        kernels = Kernels(library, settings.dtype, settings.gemm, settings.math, settings.conv)
+        kernels = None
+        if driver.has_kernels:
+            library = KernelLibrary(driver)
+            kernels = Kernels(library, settings.dtype, settings.gemm, settings.math, settings.conv)
     with runtime.phases.phase("compile kernels"), job.agree():
-        wanted = job.node.gather(prepared.rehearsal.sources)
-        if wanted is not None:
-            library.compile_sources(source for sources in wanted for source in sources)
+        told = job.node.allgather((driver.has_kernels, prepared.rehearsal.sources))
+        first = next((rank for rank, (has_kernels, _) in enumerate(told) if has_kernels), None)
+        if kernels is not None and job.node.rank == first:
+            library.compile_sources(source for _, sources in told for source in sources)
     return kernels
 
 
@@ -134,13 +140,17 @@ def with_common_versions(settings: S, runtime: Runtime) -> S:
     Collective. Raises UserError on all ranks if a device does not run what is asked for.
     """
     architectures = set(runtime.job.comm.allgather(runtime.driver.architecture))
+    computes = runtime.driver.has_kernels or architectures == {""}
+    if len(architectures) > 1:
+        architectures.discard("")  # parameter servers on the CPU, which compute no products
     if settings.gemm == "auto" and len(architectures) > 1:
         settings = replace(settings, gemm=common_gemm(settings.dtype, architectures))
     if settings.conv == "auto" and len(architectures) > 1:
         settings = replace(settings, conv=common_convolution(settings.dtype, architectures))
     with runtime.job.agree():
-        _require_gemm(settings, runtime.driver)
-        _require_convolution(settings, runtime.driver)
+        if computes:
+            _require_gemm(settings, runtime.driver)
+            _require_convolution(settings, runtime.driver)
     return settings
 
 

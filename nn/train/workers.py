@@ -7,8 +7,8 @@ parameters with the gradients of that part's mean loss: docs/explain/asynchronou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, cast
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
@@ -20,12 +20,9 @@ from nn.train.rank_resources import RankResources
 from pyrt.errors import UserError
 from pyrt.exchange import Asynchronous, Exchange
 from pyrt.exchange.registry import exchanges
-from pyrt.exchange.server.leg import ServerCounts
+from pyrt.exchange.server.leg import ServerCounts, ServerSide
 from pyrt.exchange.server.roles import Roles
 from pyrt.job import Job
-
-NONE: Final = ServerCounts(0, [], 0)
-"""The counts of a run without parameter servers."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,10 @@ class AsynchronousReport:
     """The fewest times that a sample was in a batch."""
     most: int
     staleness: list[list[int]] = field(default_factory=list)
-    """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions."""
-    furthest: int = 0
-    """The most steps that a worker was ahead of the slowest when it began one; 0 without servers."""
+    """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions; without
+    servers one list, counted on words that are updated alike."""
+    furthest: int | None = None
+    """The most steps that a worker was ahead of the slowest when it began one; None without servers."""
     lost_ranks: list[LostRank] = field(default_factory=list)
     """The ranks that have died, in the order in which the first server noticed it."""
 
@@ -75,12 +73,14 @@ class AsynchronousReport:
         updates: int,
         coverage: np.ndarray,
         lost: float = 0.0,
-        servers: ServerCounts = NONE,
+        servers: ServerCounts | None = None,
         lost_ranks: Sequence[LostRank] = (),
     ) -> AsynchronousReport:
         """Make it from how often each training sample was in a batch, (samples,) integers."""
         seen, least, most = int((coverage > 0).sum()), int(coverage.min()), int(coverage.max())
         counted = workers, updates, lost, len(coverage), seen, least, most
+        if servers is None:
+            return cls(*counted)
         return cls(*counted, servers.staleness, servers.furthest, list(lost_ranks))
 
     @property
@@ -88,24 +88,22 @@ class AsynchronousReport:
         """Say it in lines."""
         times = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
         made = f"{self.workers} worker(s) made {self.updates} updates"
-        if not self.staleness:
+        if self.furthest is None:
             made += f", of which {self.lost:.2%} were lost (estimated)"
         seen = f"{self.seen} of {self.samples} training samples were seen, each {times} times"
-        return [f"{made}; {seen}", *self._of_servers(), *(one.line for one in self.lost_ranks)]
+        return [f"{made}; {seen}", *self._of_staleness(), *(one.line for one in self.lost_ranks)]
 
-    def _of_servers(self) -> list[str]:
+    def _of_staleness(self) -> list[str]:
         """Say how stale updates were, all shards together."""
-        if not self.staleness:
-            return []
         counts = np.sum(self.staleness, axis=0)
         total, places = max(1, int(counts.sum())), np.arange(len(counts))
         mean = float(counts @ places) / total
         median = int(np.searchsorted(np.cumsum(counts), total / 2))
         shares = ", ".join(f"{first}: {share:.1%}" for first, share in binned(counts / total))
-        return [
-            f"staleness in versions: mean {mean:.2f}, median {median}, most {len(counts) - 1} ({shares}); a "
-            f"worker was up to {self.furthest} step(s) ahead of the slowest"
-        ]
+        line = f"staleness in versions: mean {mean:.2f}, median {median}, most {len(counts) - 1} ({shares})"
+        if self.furthest is not None:
+            line += f"; a worker was up to {self.furthest} step(s) ahead of the slowest"
+        return [line]
 
 
 def binned(shares: np.ndarray) -> list[tuple[str, float]]:
@@ -133,8 +131,7 @@ class Workers:
 
         With parameter servers `nn.train.legs` does this work.
         """
-        name = resources.groups.all.name
-        if not exchanges()[name].asynchronous or name == "server":
+        if not exchanges()[resources.groups.all.name].asynchronous or isinstance(exchange, ServerSide):
             return None
         return cls(cast(Asynchronous, exchange), resources.job, shard, schedule)
 
@@ -163,9 +160,10 @@ class Workers:
 
     def report(self, step: int) -> AsynchronousReport:
         """Tell of the training up to this step, where all have met. Collective."""
-        updates, found = self._exchange.count()
-        lost = 1 - found / updates if updates else 0.0
-        return AsynchronousReport.of(self._job.size, updates, self._schedule.coverage(step), lost)
+        counts = self._exchange.count()
+        lost = 1 - counts.kept / counts.made if counts.made else 0.0
+        told = AsynchronousReport.of(self._job.size, counts.made, self._schedule.coverage(step), lost)
+        return replace(told, staleness=[counts.stale])
 
 
 def roles_of(problem: Problem, name: str, ranks: int) -> Roles:

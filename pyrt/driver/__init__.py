@@ -69,6 +69,12 @@ class Driver(Protocol):
         What the host writes to ``write_only`` memory passes its caches by, where a device has such.
         """
 
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
+        """Page-lock host memory, uint8 (nbytes,), that the caller has mapped, until ``close``.
+
+        What ``is_own`` counts as memory of this process; else another one has made and counted it.
+        """
+
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         """Memory of zeros that the host and kernels use at the same time, as uint8 (nbytes,), and the pointer
         for kernels; kept until ``close``."""

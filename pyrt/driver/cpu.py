@@ -78,6 +78,10 @@ class CpuDriver:
         self.ledger.allocated_pinned(nbytes)
         return block
 
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
+        if is_own:
+            self.ledger.allocated_pinned(block.nbytes)
+
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         block = self.allocate_pinned(nbytes)
         block[:] = 0

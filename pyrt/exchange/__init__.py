@@ -213,6 +213,16 @@ class Exchange(Protocol):
         """
 
 
+class UpdateCounts(NamedTuple):
+    """The updates of all ranks."""
+
+    made: int
+    kept: float
+    """The number of those that are in the parameters; an estimate where some get lost."""
+    stale: list[int]
+    """How many came behind 0, 1, .. updates of others since the rank had pulled the parameters."""
+
+
 class Asynchronous(Exchange, Protocol):
     """An exchange whose ranks, the workers, wait for each other only where they meet.
 
@@ -228,8 +238,5 @@ class Asynchronous(Exchange, Protocol):
         Between two steps, of which all ranks have made as many.
         """
 
-    def count(self) -> tuple[int, float]:
-        """Count the updates of all ranks since `begin`, and estimate how many of them are in the parameters.
-
-        Collective, behind `meet`.
-        """
+    def count(self) -> UpdateCounts:
+        """Count the updates of all ranks since `begin`. Collective, behind `meet`."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyrt.errors import UserError
-from pyrt.exchange import Bucket, ExchangeContext, NoUpdate
+from pyrt.exchange import Bucket, ExchangeContext, NoUpdate, UpdateCounts
 from pyrt.exchange.facts import NO_TRAFFIC, Facts, Traffic
 from pyrt.exchange.shared_parameters import SharedParameters
 
@@ -62,7 +62,7 @@ class HogwildExchange:
         with self._meeting:
             self._shared.meet()
 
-    def count(self) -> tuple[int, float]:
+    def count(self) -> UpdateCounts:
         """See `Asynchronous.count`."""
         return self._shared.count()
 

@@ -18,6 +18,12 @@ from pyrt.kernels import REALS, KernelLibrary, blocks
 VEC4 = 4
 """Numbers that a kernel's thread takes together: parameters are whole vec4s."""
 
+MOST_STALE = 255
+"""Pushes behind so many of others, and more, are counted together."""
+
+SEEN, STALE, OWN_COUNTS = 1, 2, 3 + MOST_STALE
+"""Places in `Places.own`, and their number."""
+
 _THREADS = 256
 _MOST_BLOCKS = 256
 
@@ -38,7 +44,8 @@ class Places:
     before: DeviceArray
     """The shared numbers as this rank has last pulled them."""
     own: DeviceArray
-    """(1,) uint32: counts the pushes of this rank."""
+    """(`OWN_COUNTS`,) uint32: the pushes of this rank; what the first of ``words`` was when it last pulled;
+    from `STALE` on how many pushes came behind 0, 1, .. of others since the pull."""
 
 
 def words_for(driver: Driver, numbers: int) -> int:
@@ -77,7 +84,7 @@ class DeviceMoves:
         )
         shape = (places.words.size,), (_THREADS,)
         vec4s, shared, mine, before = places.mine.size // VEC4, places.shared, places.mine, places.before
-        self.push = push.bind(*shape, vec4s, shared, places.words, mine, before, places.own)
+        self.push = push.bind(*shape, vec4s, shared, places.words, mine, before, places.own, MOST_STALE)
         self.pull = copy.bind(*shape, vec4s, shared, mine, before)
         self.give = copy.bind(*shape, vec4s, mine, shared, before)
 
@@ -133,11 +140,20 @@ class HostMoves:
         """See `Moves.push`."""
         for number, chunk in enumerate(self._chunks):
             word = self._words[number : number + 1]
-            self._push(self._shared[chunk], self._mine[chunk], self._before[chunk], word)
-        self._own += 1
+            now = self._push(self._shared[chunk], self._mine[chunk], self._before[chunk], word)
+            if number == 0:
+                self._note(now)
 
-    def _push(self, shared: np.ndarray, mine: np.ndarray, before: np.ndarray, word: np.ndarray) -> None:
-        """Push a chunk, and add 1 to its count (1,): this is lost where numbers are."""
+    def _note(self, now: int) -> None:
+        """Note a push, with which the first of the shared words has become ``now``."""
+        own = self._own
+        others = max(0, now - int(own[SEEN]) - 1)  # where counts were lost it may have fallen
+        own[0] += 1
+        own[SEEN] = now
+        own[STALE + min(others, MOST_STALE)] += 1
+
+    def _push(self, shared: np.ndarray, mine: np.ndarray, before: np.ndarray, word: np.ndarray) -> int:
+        """Push a chunk, and add 1 to its count (1,): this is lost where numbers are. Return the count."""
         change, now, is_other = (array[: len(mine)] for array in (self._change, self._now, self._is_other))
         np.subtract(mine, before, out=change)
         changes = change.any()
@@ -152,6 +168,7 @@ class HostMoves:
             np.copyto(word, count)
         np.copyto(mine, now)
         np.copyto(before, now)
+        return int(count[0])
 
     def pull(self, stream: StreamHandle) -> None:
         """See `Moves.pull`."""

@@ -12,8 +12,18 @@ import numpy as np
 
 from pyrt.arrays import DeviceArray
 from pyrt.driver import StreamHandle
-from pyrt.exchange import ExchangeContext, QueueWork
-from pyrt.exchange.parameter_moves import VEC4, DeviceMoves, HostMoves, Moves, NodeLock, Places, words_for
+from pyrt.exchange import ExchangeContext, QueueWork, UpdateCounts
+from pyrt.exchange.parameter_moves import (
+    OWN_COUNTS,
+    SEEN,
+    VEC4,
+    DeviceMoves,
+    HostMoves,
+    Moves,
+    NodeLock,
+    Places,
+    words_for,
+)
 
 
 class SharedParameters:
@@ -38,7 +48,7 @@ class SharedParameters:
                 self._lock, handle = NodeLock.create()
                 exported.append(handle)
             before = DeviceArray.empty(self._driver, setting.parameters.shape, setting.parameters.dtype)
-            own = DeviceArray.from_host(self._driver, np.zeros(1, np.uint32))
+            own = DeviceArray.from_host(self._driver, np.zeros(OWN_COUNTS, np.uint32))
         handles = self._node.bcast(exported)
         with self._job.agree():
             shared, words = made or self._imported(handles, setting.parameters)
@@ -85,17 +95,19 @@ class SharedParameters:
         self._moves.pull(self._stream)
         self._then(self._stream)
         self._driver.synchronize_stream(self._stream)
+        self.places.own.rows(SEEN, SEEN + 1).set(self.places.words.rows(0, 1).to_host())
         self._job.wait_for_all()  # before the next push
 
-    def count(self) -> tuple[int, float]:
+    def count(self) -> UpdateCounts:
         """Count the pushes of all ranks, and the mean of what the shared words have counted. Collective.
 
         To be called behind `meet`.
         """
-        pushes = self._job.comm.allreduce(int(self.places.own.to_host()[0]))
+        pushes, _, *stale = np.sum(self._job.comm.allgather(self.places.own.to_host()), axis=0, dtype=int)
         found = float(self.places.words.to_host().mean())
         self._job.wait_for_all()
-        return pushes, found
+        most = max(np.flatnonzero(stale), default=0)
+        return UpdateCounts(int(pushes), found, [int(pushes) for pushes in stale[: most + 1]])
 
     def close(self) -> None:
         """Let go of the first rank's memory; there, once the others have. Safe to call twice."""

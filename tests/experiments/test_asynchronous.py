@@ -189,9 +189,9 @@ def test_rows_count_seconds_and_updates_from_the_start():
     assert (last["updates"], last["seconds"], last["test_accuracy"]) == (144, 0.5, 0.9)
     assert (last["staleness"], last["ahead"], last["lost"]) == ("190 84 14", 5, None)
     assert (last["least_seen"], last["most_seen"]) == (1, 3)
-    told = AsynchronousReport(4, 144, 0.01, 3600, 3600, 2, 2)
+    told = AsynchronousReport(4, 144, 0.01, 3600, 3600, 2, 2, [[60, 84]])
     (row,) = asynchronous.rows_of(point_of(HOGWILD, workers=4), report_of((0.5,), told))
-    assert (row["staleness"], row["ahead"], row["lost"]) == (None, None, 0.01)
+    assert (row["staleness"], row["ahead"], row["lost"]) == ("60 84", None, 0.01)
     assert set(row) <= set(asynchronous.COLUMNS)
 
 

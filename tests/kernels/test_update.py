@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from nn.launch import update
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.launch.update import Segment, Update, UpdateArrays
-from nn.optimisers import Sgd
+from nn.optimisers import Adam, Sgd
+from pyrt.arrays import DeviceArray
+from pyrt.driver.cpu import CpuDriver
 
 
 def bind(kernels, optimiser, parameters, gradients, velocity, *segments):
@@ -44,6 +47,22 @@ def test_sgd(kernels, device, rng, dtype, start, size, decayed, momentum):
     assert gradients.to_host().tobytes() == g.tobytes()
     for before, after in ((p, parameters.to_host()), (v, result if result is not None else v)):
         assert np.delete(before, part).tobytes() == np.delete(after, part).tobytes()
+
+
+@pytest.mark.parametrize("optimiser", [Sgd(0.3, 0.9, 0.05), Adam(0.01, reg=0.05)])
+@pytest.mark.parametrize("decayed", [0, 300, 1000])
+def test_numpy_makes_the_same_bits_in_blocks_of_any_size(monkeypatch, rng, optimiser, decayed):
+    found, cpu = set(), CpuDriver()
+    numbers = rng.normal(0, 1, (3, 1009))
+    for nbytes in (1 << 20, 8 * 256, 8 * 300, 8):
+        monkeypatch.setattr(update, "_BLOCK_BYTES", nbytes)
+        p, g, *states = (DeviceArray.from_host(cpu, x) for x in (*numbers, numbers[2] ** 2))
+        clock = DeviceArray.from_host(cpu, np.array(optimiser.clock_at(3), "f8"))
+        named = dict(zip(optimiser.states, states, strict=False))
+        arrays = UpdateArrays(optimiser, p, g, named, clock if optimiser.clock else None)
+        Update(arrays, [Segment(9, 1000, decayed)]).in_numpy()()
+        found.add(b"".join(array.to_host().tobytes() for array in (p, *named.values())))
+    assert len(found) == 1
 
 
 def test_several_segments_in_one_launch(kernels, device, rng, dtype):

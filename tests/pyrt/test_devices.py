@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from pyrt import devices
-from pyrt.devices import assign, first_device, open_device, sharing
+from pyrt.devices import assign, assign_beside_servers, first_device, open_device, sharing
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import compile
 from pyrt.errors import UserError
@@ -62,6 +62,22 @@ class TestAssign:
     def test_sharing_one_gpu(self) -> None:
         assert assign([["gpu-a"]] * 3, share_gpus=True) == [0, 0, 0]
 
+    @pytest.mark.parametrize(
+        ("servers", "seen", "expected"),
+        [
+            (1, [FOUR] * 4, [0, 1, 2, 3]),  # there is one for each
+            (2, [FOUR] * 6, [None, None, 0, 1, 2, 3]),
+            (1, [[], ["gpu-a"], ["gpu-b"], ["gpu-c"]], [None, 0, 0, 0]),
+            (2, [FOUR[:1]] * 4, [None, None, 0, 0]),
+            (2, [[], []], [None, None]),
+        ],
+    )
+    def test_servers_take_the_cpu_where_gpus_are_short(
+        self, servers: int, seen: list[list[str]], expected: list[int | None]
+    ) -> None:
+        ranks = [(gpus, rank < servers) for rank, gpus in enumerate(seen)]
+        assert assign_beside_servers(ranks, share_gpus=True) == expected
+
 
 class Ranks:
     """A communicator of several ranks, of which this one is the first: what they gather is known."""
@@ -101,7 +117,8 @@ class TestSharing:
         assert sharing(driver, replace(job, comm=Ranks(found), node=Ranks(found))) == words
 
     def test_ranks_share_the_cpu_without_a_word(self, job: Job, cpu: CpuDriver) -> None:
-        assert sharing(cpu, replace(job, comm=Ranks(["the CPU"] * 2))) == ""
+        ranks = Ranks([("node 0, cpu", "a processor")] * 2)
+        assert sharing(cpu, replace(job, comm=ranks, node=Ranks([0, 0]))) == ""
 
 
 @pytest.mark.parallel([4])

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
+from cuda.bindings import driver as bindings
 
-from pyrt.driver.cuda.calls import no_memory
+from pyrt.driver.cuda.calls import call, no_memory
 from pyrt.errors import UserError
 from pyrt.host_memory import HostMemory
 from pyrt.ledger import Ledger
@@ -21,6 +22,7 @@ class CudaMemory:
         self.ledger = Ledger()
         self._allocations: dict[int, Any] = {}
         self._pinned: list[Any] = []
+        self._registered: list[np.ndarray] = []
         self._imported: dict[int, Any] = {}
 
     def _free_all(self) -> None:
@@ -31,6 +33,9 @@ class CudaMemory:
             allocation.free()
         for allocation in self._pinned:
             allocation.free()
+        for block in self._registered:
+            call(bindings.cuMemHostUnregister, block.ctypes.data)
+        self._registered.clear()
 
     def allocate(self, nbytes: int) -> int:
         try:
@@ -63,6 +68,18 @@ class CudaMemory:
         self._pinned.append(block.base)
         self.ledger.allocated_pinned(nbytes)
         return block[:nbytes]
+
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
+        try:
+            call(bindings.cuMemHostRegister, block.ctypes.data, block.nbytes, 0)
+        except RuntimeError as error:
+            raise UserError(
+                f"{block.nbytes / 1e6:.0f} MB of host memory could not be page-locked ({error}): use a "
+                "smaller --hidden, or fewer ranks a node"
+            ) from None
+        self._registered.append(block)  # mapped until it is unregistered
+        if is_own:
+            self.ledger.allocated_pinned(block.nbytes)
 
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         block = self.allocate_pinned(nbytes)

@@ -86,6 +86,11 @@ class EmulatedMemory(EmulatedStreams):
         self.ledger.allocated_pinned(nbytes)
         return block
 
+    def pin(self, block: np.ndarray, is_own: bool) -> None:
+        self._require_no_capture("pin")
+        if is_own:
+            self.ledger.allocated_pinned(block.nbytes)
+
     def allocate_mapped(self, nbytes: int) -> tuple[np.ndarray, int]:
         pointer = self._allocate(nbytes)
         self.ledger.allocated_pinned(nbytes)

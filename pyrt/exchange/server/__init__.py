@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, Exchange, ExchangeContext, NoUpdate
 from pyrt.exchange.facts import Facts, Traffic
+from pyrt.exchange.server.message_memory import MessageMemory
 from pyrt.exchange.server.roles import Roles, shards
 from pyrt.exchange.server.serving import ServingExchange
 from pyrt.exchange.server.working import WorkingExchange
@@ -39,9 +40,10 @@ def make(setting: ExchangeContext) -> Exchange:
     ranges = shards(setting.parameters.size, setting.parameters.dtype.itemsize, roles.servers)
     if any(start == stop for start, stop in ranges):
         raise UserError(f"--servers {roles.servers}: one would hold no parameters: use fewer")
+    memory = MessageMemory(setting, roles, ranges)
     with setting.job.agree():  # memory may end on one of them
         side = ServingExchange if roles.is_server(setting.job.rank) else WorkingExchange
-        return side(setting, roles, ranges)
+        return side(setting, memory, roles, ranges)
 
 
 def _traffic(buckets: Sequence[Bucket], ranks: int, rank: int, itemsize: int) -> Traffic:

@@ -8,130 +8,26 @@ an answer to is on both. If the head dies the tail takes its place, and workers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, ExchangeContext
-from pyrt.exchange.server.clocks import Clocks
-from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, WORKER, Message, Tags
-from pyrt.exchange.server.requests import Requests
-from pyrt.exchange.server.shard_state import ShardState
+from pyrt.exchange.server.chained_shard import ChainedShard, WorkerLink
+from pyrt.exchange.server.message import APPLIED, GRANT, MEET, STEP, WORKER, Message
 
 
-class Granting(Protocol):
-    """Decides about steps: `pyrt.exchange.server.clocks.Grants`, and what follows it."""
-
-    @property
-    def are_over(self) -> bool:
-        """Return whether no more steps are granted until all ranks have met."""
-
-    def take(self) -> int | None:
-        """Grant a step; None where there are no more."""
-
-
-class Followed:
-    """The grants of all servers but the first: workers follow that one's, so these only keep the bound."""
-
-    def __init__(self, clocks: Clocks) -> None:
-        self._clocks = clocks
-
-    @property
-    def are_over(self) -> bool:
-        return self._clocks.is_one_meeting
-
-    def take(self) -> int | None:
-        """See `Granting.take`; no worker reads the number."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """A shard on one server: its number, its range, and the ranks that exchange messages about it."""
-
-    shard: int
-    range: Bucket
-    shards: int
-    """The number of all shards."""
-    workers: Sequence[int]
-    """The ranks of the workers."""
-    before: int | None = None
-    """The head, where this server is the tail."""
-    behind: int | None = None
-    """The tail, where this server is the head and there is one."""
-
-
-class WorkerLink:
-    """The messages between a shard and one worker: the push that comes, and the pull that answers it."""
-
-    def __init__(self, setting: ExchangeContext, size: int, rank: int) -> None:
-        driver, dtype = setting.driver, setting.parameters.dtype
-        self.rank = rank
-        self.push, self.pull = (Message(driver, size, dtype) for _ in range(2))
-        self.ready = driver.create_event(timing=False)
-        """The pull is on the host; of a tail: the push is applied."""
-        self.copied = np.zeros_like(self.push.header)
-        """The header that a tail sends to the head."""
-        self.applied = 0
-        """The version that the push has made."""
-        self.receiving = self.sending = self.copying = self.hearing = MPI.REQUEST_NULL
-
-
-class HeldShard:
+class HeldShard(ChainedShard):
     """A shard on one server. Each worker is in turn awaited, owed parameters, and sent them, by `turn`."""
 
-    def __init__(
-        self, setting: ExchangeContext, comm: MPI.Comm, place: Place, applied: Callable[[int, Message], None]
-    ) -> None:
-        """``applied`` is told of the shard and each push, once it is queued to be applied."""
-        self._driver, self._compute = setting.driver, setting.streams.compute
-        self._requests, self._applied = Requests(setting.job, comm), applied
-        self._tags, self.shard = Tags(place.shards, len(place.workers)), place.shard
-        self._before, self._behind = place.before, place.behind
-        self.clocks = Clocks(len(place.workers), setting.asynchrony.staleness)
-        self.grants: Granting = Followed(self.clocks)
-        self.state = ShardState(setting, place.range, is_copy=place.before is not None)
-        size = place.range.stop - place.range.start
-        self._workers = [WorkerLink(setting, size, rank) for rank in place.workers]
-        self._sums = setting.asynchrony.staleness == 0
-        self._copied = 0
-        """The version up to which the tail has followed."""
-        self._unsummed: list[int] = []
-        self._owed: list[int] = []
-        self._leaving: list[int] = []
-        self._arrived: list[int] = []
-        """A tail's pushes that have come from the head, perhaps ahead of others that it applied earlier."""
-        self._following: list[int] = []
-        """A tail's pushes that are queued to be applied, and not yet confirmed to the head."""
-
-    def start_at(self, version: int) -> None:
-        """Begin with this version."""
-        self.state.version = self._copied = version
-
-    def begin(self) -> None:
-        """Begin a leg."""
-        self.clocks.restart()
-        for number in self.clocks.living:
-            self._await(number)
-
-    def _await(self, number: int) -> None:
-        """Receive a worker's next push: from the worker or, on a tail, from the head."""
-        worker = self._workers[number]
-        if worker.receiving != MPI.REQUEST_NULL:
-            return  # since an earlier leg
-        source, tag = worker.rank, self._tags.push(self.shard)
-        if self._before is not None:
-            source, tag = self._before, self._tags.copy(self.shard, number)
-        worker.receiving = self._requests.receive(worker.push.raw, source, tag)
-
-    def is_quiet(self) -> bool:
-        """Return whether all that came is applied, and all that was asked for has gone."""
-        if self._owed or self._leaving or self._unsummed or self._arrived or self._following:
+    def is_over(self) -> bool:
+        """Return whether the leg has ended: no more pushes come, and all that was asked for has gone."""
+        is_at_work = self._owed or self._leaving or self._unsummed or self._arrived or self._following
+        if is_at_work or not self.clocks.have_all_met:
             return False
-        return all(self._requests.has_gone(worker.sending) for worker in self._workers)
+        if not all(self._requests.has_gone(worker.sending) for worker in self._workers):
+            return False
+        return self._end.is_over(self.state.version)
 
     def turn(self) -> bool:
         """Take what has come, answer workers that may go on, send what is on the host.
@@ -147,8 +43,8 @@ class HeldShard:
         for number in arrived:
             self._take(number)
         self._hear_of_copies()
-        if self._unsummed and self.clocks.are_even():
-            self._apply_sum()
+        if self._sum is not None and self._unsummed and self.clocks.are_even():
+            self._apply_sum(self._sum)
         answered = [number for number in self._owed if self._answers(number)]
         if answered:
             self._owed = [number for number in self._owed if number not in answered]
@@ -171,35 +67,36 @@ class HeldShard:
                 f"worker {number} pushes step {header[STEP]} of {header[WORKER]}, after {known}"
             )
         self.clocks.count(number)
-        if self._sums:
+        if self._sum is not None:
             self._unsummed.append(number)
         else:
-            self._apply(number, [worker])
+            self._apply(number, worker.push, [worker])
 
-    def _apply_sum(self) -> None:
+    def _apply_sum(self, total: Message) -> None:
         """Apply the sum of what all workers have pushed, in their order."""
         first, *others = workers = [self._workers[number] for number in sorted(self._unsummed)]
+        np.copyto(total.raw, first.push.raw)
         for other in others:
-            np.add(first.push.numbers, other.push.numbers, out=first.push.numbers)
-        if others and self._behind is not None:
-            first.push.seal()
+            np.add(total.numbers, other.push.numbers, out=total.numbers)
+        if self._behind is not None:
+            total.seal()
         number = min(self._unsummed)
         self._unsummed.clear()
-        self._apply(number, workers)
+        self._apply(number, total, workers)
 
-    def _apply(self, number: int, workers: Sequence[WorkerLink]) -> None:
-        """Update the shard by the gradients in a worker's push, which may be the sum over these workers."""
+    def _apply(self, number: int, gradients: Message, workers: Sequence[WorkerLink]) -> None:
+        """Update the shard by the gradients of a worker's push, or by the sum over these workers."""
         worker = self._workers[number]
-        self.state.apply(worker.push, [one.push for one in workers])
+        self.state.apply(gradients, [one.push for one in workers])
         for one in workers:
             one.applied = self.state.version
             self._applied(self.shard, one.push)
         if self._behind is None:
             return
-        worker.push.header[APPLIED] = self.state.version
+        gradients.header[APPLIED] = self.state.version
         tags, behind = self._tags, self._behind
         worker.hearing = self._requests.receive(worker.copied, behind, tags.copied(self.shard, number))
-        worker.copying = self._requests.send(worker.push.raw, behind, tags.copy(self.shard, number))
+        worker.copying = self._requests.send(gradients.raw, behind, tags.copy(self.shard, number))
 
     def _hear_of_copies(self) -> None:
         """Hear from the tail which updates it has made."""
@@ -236,40 +133,8 @@ class HeldShard:
         else:
             self._await(number)
         tag = self._tags.pull(self.shard)
-        worker.sending = self._requests.send(worker.pull.raw, worker.rank, tag)
+        worker.sending = self._requests.send(worker.pull.sent, worker.rank, tag)
         return True
-
-    def _turn_of_tail(self, arrived: Sequence[int]) -> bool:
-        """Apply what the head has applied, in its order, and confirm it. Return whether it did anything."""
-        assert self._before is not None
-        for number in arrived:
-            self._workers[number].push.require_whole(self._before)
-        self._arrived += arrived
-        while following := [number for number in self._arrived if self._is_next(number)]:
-            self._follow(*following)
-        told = [n for n in self._following if self._driver.is_done(self._workers[n].ready)]
-        for number in told:
-            worker = self._workers[number]
-            self._following.remove(number)
-            self._await(number)
-            worker.copied[APPLIED] = worker.applied
-            tag = self._tags.copied(self.shard, number)
-            worker.copying = self._requests.send(worker.copied, self._before, tag)
-        return bool(arrived or told)
-
-    def _is_next(self, number: int) -> bool:
-        return int(self._workers[number].push.header[APPLIED]) == self.state.version + 1
-
-    def _follow(self, number: int) -> None:
-        """Make the update that the head has made with this worker's push."""
-        worker = self._workers[number]
-        self._arrived.remove(number)
-        self.state.apply(worker.push, [worker.push])
-        self._driver.record(worker.ready, self._compute)
-        worker.applied = self.state.version
-        for one in self.clocks.living if self._sums else [number]:
-            self.clocks.set(one, int(worker.push.header[STEP]) + 1)
-        self._following.append(number)
 
     def lose_worker(self, number: int) -> bool:
         """Go on without a worker; return whether it died in a step, not while it waited for an answer."""
@@ -286,6 +151,7 @@ class HeldShard:
 
     def lose_server(self, rank: int) -> None:
         """Go on without a server: a head without its tail, a tail as the head."""
+        self._end.lose(rank)
         if rank == self._behind:
             self._behind = None
             for worker in self._workers:

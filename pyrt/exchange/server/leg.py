@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pyrt.exchange import Asynchronous
 
@@ -38,6 +38,7 @@ class ServerCounts:
     """The most steps that a worker was ahead of the slowest one when it began a step."""
 
 
+@runtime_checkable
 class ServerSide(Asynchronous, Protocol):
     """The exchange with servers, as a server or a worker has it."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from pyrt.exchange import Bucket, ExchangeContext
 from pyrt.exchange.server.leg import ServerCounts
-from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message
+from pyrt.exchange.server.message import HEADER_BYTES, VERSION, Message, pinned_bytes
 from pyrt.exchange.server.roles import Roles
 from pyrt.job.survivors import RankLost
 
@@ -30,7 +31,8 @@ class Meeting:
         self._driver, self._job, self._stream = setting.driver, setting.job, setting.streams.compute
         self._places = [setting.parameters.rows(*place) for place in ranges]
         largest = max(place.size for place in self._places)
-        self._message = Message(setting.driver, largest, setting.parameters.dtype)
+        dtype = setting.parameters.dtype
+        self._message = Message(pinned_bytes(setting.driver, HEADER_BYTES + largest * dtype.itemsize), dtype)
         self._refresh = setting.update.refresh()
         self._phase = setting.phases.phase("meet")
         self.comm = setting.job.comm.Dup()
@@ -43,26 +45,34 @@ class Meeting:
     def hold(self, versions: Mapping[int, int], step: int) -> int:
         """Give all ranks all shards. Return the ``step`` of the first server.
 
-        ``versions`` are those of the shards that this rank holds.
+        ``versions`` are those of the shards that this rank holds. Raises RuntimeError, on all ranks, if a
+        shard is not the same on both servers that hold it.
         """
         with self._phase:
             self._driver.synchronize_stream(self._stream)
             self._job.wait_for_all()
+            wrong: list[str] = []
             for shard in range(len(self._places)):
-                while not self._is_spread(shard, versions.get(shard, 0)):
+                while not self._is_spread(shard, versions.get(shard), wrong):
                     pass  # its server has died: the next one has it too
-            agreed: int = self._job.comm.bcast(step)
+            told = self._job.comm.allgather((step, wrong))
             self._refresh(self._stream)
             self._driver.synchronize_stream(self._stream)
-        return agreed
+        if words := "; ".join(one for _, found in told for one in found):
+            raise RuntimeError(words)
+        return told[0][0]
 
-    def _is_spread(self, shard: int, version: int) -> bool:
-        """Broadcast a shard from the first living server that holds it; return False if that server dies."""
+    def _is_spread(self, shard: int, version: int | None, wrong: list[str]) -> bool:
+        """Broadcast a shard from the first living server that holds it; return False if that server dies.
+
+        ``version`` is that of this rank's own copy; None where it has none. Says what is ``wrong`` with it.
+        """
         members, place, message = self._job.members, self._places[shard], self._message
         holder = next(rank for rank in self._roles.chain(shard, self._kept) if rank in members)
         comm, root, numbers = self._job.comm, members.index(holder), message.numbers[: place.size]
         is_mine = self._rank == holder
         if is_mine:
+            assert version is not None, "a holder has it"
             message.header[VERSION] = version
             place.queue_download(numbers, self._stream)
             self._driver.synchronize_stream(self._stream)
@@ -73,9 +83,22 @@ class Meeting:
             return False
         self.versions[shard] = int(message.header[VERSION])
         if not is_mine:
+            if version is not None and not self._is_copy(shard, version):
+                wrong.append(
+                    f"shard {shard} of the parameters, version {self.versions[shard]} on rank {holder}, "
+                    f"differs from its copy, version {version} on rank {self._rank}"
+                )
             place.queue_upload(numbers, self._stream)
             self._driver.synchronize_stream(self._stream)
         return True
+
+    def _is_copy(self, shard: int, version: int) -> bool:
+        """Return whether this rank's copy of a shard, of this version, has the bits that have come."""
+        place, other = self._places[shard], self._message.numbers[: self._places[shard].size]
+        mine = np.empty_like(other)
+        place.queue_download(mine, self._stream)
+        self._driver.synchronize_stream(self._stream)
+        return version == self.versions[shard] and mine.tobytes() == other.tobytes()
 
     def counts(self, mine: Sequence[Told]) -> ServerCounts:
         """Collect the counts of all servers; of a shard on two servers take the first one's."""

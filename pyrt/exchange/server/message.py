@@ -1,4 +1,7 @@
-"""A message between a worker and a server: a header and the numbers of a shard, in one page-locked buffer."""
+"""A message between a worker and a server: a header and the numbers of a shard, in one page-locked buffer.
+
+Such a buffer may be memory of both ranks: see pyrt/exchange/server/message_memory.py.
+"""
 
 from __future__ import annotations
 
@@ -53,25 +56,37 @@ class Tags:
         """The tag of the message of a worker that makes no more steps until all ranks have met."""
         return (2 + 2 * self._workers) * self._shards
 
+    def end(self, shard: int) -> int:
+        """Return the tag of a head's message to its tail that it has applied all pushes of a leg."""
+        return self.meet + 1 + shard
+
 
 class Message:
     """A message, to be sent and received any number of times."""
 
-    def __init__(self, driver: Driver, size: int, dtype: np.dtype) -> None:
-        """Make room for so many numbers, whose bytes are a multiple of 8."""
-        self.raw = pinned_bytes(driver, HEADER_BYTES + size * dtype.itemsize)
+    def __init__(
+        self, raw: np.ndarray, dtype: np.dtype, is_shared: bool = False, has_checksum: bool = True
+    ) -> None:
+        """Take a buffer of `HEADER_BYTES` and the bytes of some numbers, a multiple of 8, as uint8.
+
+        If it ``is_shared`` by both ranks nothing need be sent but that it is ready.
+        """
+        self.raw, self.is_shared, self._has_checksum = raw, is_shared, has_checksum
+        self.sent = raw[:0] if is_shared else raw
+        """The bytes that MPI carries."""
         self.header = self.raw[:HEADER_BYTES].view(np.int64)
         self.loss = self.raw[8 * LOSS : 8 * LOSS + dtype.itemsize].view(dtype)
         self.numbers = self.raw[HEADER_BYTES:].view(dtype)
         self._words = self.raw[HEADER_BYTES:].view(np.uint64)
 
     def seal(self) -> None:
-        """Put the checksum of the numbers into the header."""
-        self.header[CHECKSUM] = self._checksum()
+        """Put the checksum of the numbers into the header, if there is to be one."""
+        if self._has_checksum:
+            self.header[CHECKSUM] = self._checksum()
 
     def require_whole(self, sender: int) -> None:
         """Raise RuntimeError unless the numbers have the checksum of the header."""
-        if self.header[CHECKSUM] != self._checksum():
+        if self._has_checksum and self.header[CHECKSUM] != self._checksum():
             raise RuntimeError(
                 f"version {self.header[VERSION]} of a shard came damaged from rank {sender}: its numbers "
                 "do not have its checksum"

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from mpi4py import MPI
 
-from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange import Bucket, ExchangeContext, UpdateCounts
+from pyrt.exchange.server.chained_shard import Place
 from pyrt.exchange.server.clocks import Grants
-from pyrt.exchange.server.held_shard import HeldShard, Place
+from pyrt.exchange.server.held_shard import HeldShard
 from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting, Told
 from pyrt.exchange.server.message import ASKED, FLAGS, GRANT, WEIGHT, Message, Tags
+from pyrt.exchange.server.message_memory import MessageMemory
 from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
 from pyrt.job.signals import stop_was_asked
@@ -26,7 +28,9 @@ class ServingExchange:
     on_device = False
     is_server = True
 
-    def __init__(self, setting: ExchangeContext, roles: Roles, ranges: Sequence[Bucket]) -> None:
+    def __init__(
+        self, setting: ExchangeContext, memory: MessageMemory, roles: Roles, ranges: Sequence[Bucket]
+    ) -> None:
         self._job, self._roles = setting.job, roles
         self._rank = setting.job.rank
         self._is_first = self._rank == 0
@@ -35,7 +39,7 @@ class ServingExchange:
         self._comm, self._requests = self._meeting.comm, Requests(setting.job, self._meeting.comm)
         self._lost_ranks = LostRanks(setting.job, self._comm, roles, kept)
         self._shards = [
-            HeldShard(setting, self._comm, place, self._note if self._is_first else _nothing)
+            HeldShard(setting, memory, self._comm, place, self._note if self._is_first else _nothing)
             for place in _places(self._rank, roles, ranges, kept)
         ]
         self.updates: Sequence[Bucket] = [part for shard in self._shards for part in shard.state.updates]
@@ -86,7 +90,8 @@ class ServingExchange:
         """Return whether all workers have said that they meet: then they have all that they asked for."""
         if any(request != MPI.REQUEST_NULL for request in self._meeting_requests):
             return False
-        return all(shard.clocks.have_all_met and shard.is_quiet() for shard in self._shards)
+        are_over = [shard.is_over() for shard in self._shards]  # each is asked: a head tells its tail
+        return all(are_over)
 
     def _turn(self, leg: Leg) -> bool:
         """Poll all shards once; return whether there was anything to do."""
@@ -140,10 +145,10 @@ class ServingExchange:
         versions = {shard.shard: shard.state.version for shard in self._shards}
         return self._meeting.hold(versions, self._grants.stop)
 
-    def count(self) -> tuple[int, float]:
-        """See `Asynchronous.count`: no update is lost."""
-        updates = self.counts().updates
-        return updates, float(updates)
+    def count(self) -> UpdateCounts:
+        """See `Asynchronous.count`: no update is lost; those of the first shard."""
+        counts = self.counts()
+        return UpdateCounts(counts.updates, float(counts.updates), counts.staleness[0])
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""

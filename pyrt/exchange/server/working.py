@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from pyrt.arrays import DeviceArray
-from pyrt.exchange import Bucket, ExchangeContext
+from pyrt.exchange import Bucket, ExchangeContext, UpdateCounts
 from pyrt.exchange.server.leg import Leg, ServerCounts
 from pyrt.exchange.server.lost_ranks import LostRanks
 from pyrt.exchange.server.meeting import Meeting
@@ -21,9 +21,9 @@ from pyrt.exchange.server.message import (
     VERSION,
     WEIGHT,
     WORKER,
-    Message,
     Tags,
 )
+from pyrt.exchange.server.message_memory import MessageMemory
 from pyrt.exchange.server.requests import Requests
 from pyrt.exchange.server.roles import Roles
 from pyrt.exchange.server.shard_state import parts_of
@@ -36,13 +36,12 @@ _WORD = np.zeros(1, np.int64)
 class Link:
     """The messages between a worker and the server of one shard: its push, and the pull that answers it."""
 
-    def __init__(self, setting: ExchangeContext, shard: int, place: Bucket) -> None:
-        driver, dtype = setting.driver, setting.parameters.dtype
+    def __init__(self, setting: ExchangeContext, memory: MessageMemory, shard: int, place: Bucket) -> None:
         self.shard = self.server = shard
         """The rank of the server is at first that of the shard."""
         self.parameters = setting.parameters.rows(*place)
-        self.push, self.pull = (Message(driver, place.stop - place.start, dtype) for _ in range(2))
-        self.downloaded = driver.create_event(timing=False)
+        self.push, self.pull = memory.messages(setting.job.rank, shard)
+        self.downloaded = setting.driver.create_event(timing=False)
         self.parts = sum(len(parts_of(place, [bucket])) for bucket in setting.buckets)
         """The number of parts of buckets that make up the shard."""
         self.left = self.parts
@@ -77,11 +76,13 @@ class WorkingExchange:
     on_device = False
     is_server = False
 
-    def __init__(self, setting: ExchangeContext, roles: Roles, shards: Sequence[Bucket]) -> None:
+    def __init__(
+        self, setting: ExchangeContext, memory: MessageMemory, roles: Roles, shards: Sequence[Bucket]
+    ) -> None:
         self.updates: Sequence[Bucket] = ()
         self._driver, self._streams, self._job = setting.driver, setting.streams, setting.job
         self._workers, self._number = roles.workers, roles.worker(setting.job.rank)
-        self._links = [Link(setting, shard, place) for shard, place in enumerate(shards)]
+        self._links = [Link(setting, memory, shard, place) for shard, place in enumerate(shards)]
         self._downloads = [
             (setting.driver.create_event(timing=False), _downloads(setting, bucket, self._links, shards))
             for bucket in setting.buckets
@@ -173,8 +174,8 @@ class WorkingExchange:
     def _push_to_server(self, link: Link) -> None:
         pull, push = self._tags.pull(link.shard), self._tags.push(link.shard)
         link.is_sent = True
-        link.receiving = self._requests.receive(link.pull.raw, link.server, pull)
-        link.sending = self._requests.send(link.push.raw, link.server, push)
+        link.receiving = self._requests.receive(link.pull.sent, link.server, pull)
+        link.sending = self._requests.send(link.push.sent, link.server, push)
 
     def _look_for_lost_ranks(self) -> None:
         """Turn to other servers where some have died: push again what these have not answered."""
@@ -197,10 +198,10 @@ class WorkingExchange:
             link.pull.header[VERSION] = version
         return step
 
-    def count(self) -> tuple[int, float]:
-        """See `Asynchronous.count`: no update is lost."""
-        updates = self.counts().updates
-        return updates, float(updates)
+    def count(self) -> UpdateCounts:
+        """See `Asynchronous.count`: no update is lost; those of the first shard."""
+        counts = self.counts()
+        return UpdateCounts(counts.updates, float(counts.updates), counts.staleness[0])
 
     def counts(self) -> ServerCounts:
         """See `ServerSide.counts`."""

@@ -59,7 +59,8 @@ class Counted:
         self.device = self.pinned = 0
         self._sizes, self._ours = {}, []
         self.lines = []
-        for name in ("allocate", "allocate_exportable", "allocate_pinned", "allocate_mapped", "free"):
+        names = "allocate", "allocate_exportable", "allocate_pinned", "allocate_mapped", "pin", "free"
+        for name in names:
             monkeypatch.setattr(kind, name, getattr(self, name)(getattr(kind, name)))
         begin = Training.begin
 
@@ -92,6 +93,14 @@ class Counted:
             return real(driver, nbytes, write_only)
 
         return allocate_pinned
+
+    def pin(self, real):
+        def pin(driver, block, is_own):
+            if is_own and type(driver) is not NullDriver:
+                self._ours.append(block.nbytes)
+            return real(driver, block, is_own)
+
+        return pin
 
     def allocate_mapped(self, real):
         def allocate_mapped(driver, nbytes):
@@ -284,7 +293,8 @@ class Ends:
     def __init__(self, monkeypatch, kind, error):
         self.left = None
         self.done = 0
-        for name in ("allocate", "allocate_pinned", "allocate_mapped", "export_memory", "end_capture"):
+        names = "allocate", "allocate_pinned", "allocate_mapped", "pin", "export_memory", "end_capture"
+        for name in names:
             monkeypatch.setattr(kind, name, self._failing(getattr(kind, name), error))
         make = RankResources.make
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nn.app import start
 from nn.app.options import Options
 from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
@@ -21,7 +22,8 @@ from nn.optimisers import Sgd
 from nn.train.trainer import Trainer
 from nn.train.training import Diverged
 from nn.train.workers import binned
-from pyrt.devices import open_device
+from pyrt.devices import Device, open_device
+from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.exchange.server import working
 from pyrt.exchange.server.working import WorkingExchange
@@ -53,13 +55,14 @@ def job() -> Job:
 
 
 SYNCHRONOUS: list[dict[str, Any]] = [
-    {"servers": 2, "samples": 81},  # a last batch of one sample: a worker has none
+    {"servers": 2, "samples": 41},  # a last batch of one sample: a worker has none
     {"optimiser": "adam", "lr": 0.01, "eps": 1e-4, "placement": "stream", "samples": 60, "val_fraction": 0.2},
     {"net": "conv3x3x4,relu,dropout0.3,pool2,dense4", "servers": 3, "hidden": Options.hidden},
 ]
 
 
 @pytest.mark.parallel(few([4], of=[3, 4]))
+@pytest.mark.parametrize("device", few(["cpu"], of=["cpu", "kernels"]), indirect=True)
 @pytest.mark.parametrize("changes", few(SYNCHRONOUS[:2], of=SYNCHRONOUS), ids=str)
 def test_without_staleness_it_trains_the_reference(device: str, job: Job, changes: dict[str, Any]) -> None:
     changes = {"activation": Options.activation, **changes} if "net" in changes else changes
@@ -72,11 +75,32 @@ def test_without_staleness_it_trains_the_reference(device: str, job: Job, change
     assert told.least == told.most == SERVER.epochs
 
 
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("device", ["kernels"], indirect=True)
+def test_a_server_on_the_cpu_goes_with_workers_that_have_kernels(
+    device: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a node has as many GPUs as workers."""
+    opened = start.open_device
+
+    def open_one(choice: str, job: Job, *settings: Any) -> Device:
+        found = opened(choice, job, *settings)
+        if job.rank > 0:
+            return found
+        found.driver.close()
+        return Device(CpuDriver(), "")
+
+    monkeypatch.setattr(start, "open_device", open_one)
+    report = train(using(SERVER, device=device, staleness="0", check=True, epochs=1, samples=30))
+    require_passed(report)
+    assert report.environment["device"] == device and report.environment["gemm"] != "numpy"
+
+
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize("optimiser", few(["adam"], of=["sgd", "adam"]))
 def test_one_worker_has_the_bits_of_one_rank(device: str, job: Job, tmp_path: Path, optimiser: str) -> None:
     folder: Path = job.comm.bcast(tmp_path)
-    options = using(SERVER, device=device, dtype="float32", samples=93, optimiser=optimiser, print_every=2)
+    options = using(SERVER, device=device, dtype="float32", samples=53, optimiser=optimiser, print_every=2)
     served = outcome(options, job, staleness="0", save=folder / "served.npz")
     alone = using(options, exchange="auto", save=folder / f"alone{job.rank}.npz")
     report = train(alone, job.alone())
@@ -91,13 +115,13 @@ def test_one_worker_has_the_bits_of_one_rank(device: str, job: Job, tmp_path: Pa
 def test_workers_learn(device: str, job: Job) -> None:
     options = using(SERVER, device=device, epochs=12, servers=2, batch=25, momentum=0.0, order_seed=None)
     if device == "emulated":
-        options = using(options, order_seed=5)
+        options = using(options, order_seed=5, epochs=6)
     report = train(options)
     first, *_, last = report.epochs
-    assert first.loss > 0.5 and last.loss < first.loss / 2  # how stale updates are depends on the machine
-    assert report.test is not None and report.test.precision >= 0.8
+    assert first.loss > 0.5 and last.loss < 0.7 * first.loss  # how stale updates are depends on the machine
+    assert report.test is not None and report.test.precision >= 0.7
     told, workers = report.asynchronous, job.size - 2
-    assert told is not None and (told.workers, told.updates) == (workers, 4 * 12 * workers)
+    assert told is not None and (told.workers, told.updates) == (workers, 4 * options.epochs * workers)
     assert [sum(counts) for counts in told.staleness] == [told.updates] * 2
     assert told.lost == 0 and told.seen == 100
     assert job.comm.allgather(told) == [told] * job.size
@@ -134,7 +158,7 @@ def test_no_worker_gets_further_ahead_than_the_bound(
     """Read the clocks of the workers themselves; some nap at random, and one always does."""
     rng = np.random.default_rng(job.rank)
     times = Times(monkeypatch, lambda step: 0.004 if job.rank == 2 else 0.004 * (rng.random() < 0.2))
-    report = train(using(SERVER, staleness=str(staleness), epochs=1, samples=800))
+    report = train(using(SERVER, staleness=str(staleness), epochs=1, samples=500))
     begun, done = zip(*job.comm.allgather((times.begun, times.done))[1:], strict=True)
     leads = [
         step - sum(end <= start for end in others)

@@ -15,7 +15,16 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.errors import UserError
 from pyrt.exchange import NoUpdate, parameter_moves
-from pyrt.exchange.parameter_moves import DeviceMoves, HostMoves, Moves, NodeLock, Places, words_for
+from pyrt.exchange.parameter_moves import (
+    OWN_COUNTS,
+    STALE,
+    DeviceMoves,
+    HostMoves,
+    Moves,
+    NodeLock,
+    Places,
+    words_for,
+)
 from pyrt.job import Job
 from tests import few, spread
 from tests.pyrt.exchange.trainer import (
@@ -57,7 +66,7 @@ def workers(driver: Driver, dtype: str, atomic: bool) -> tuple[list[Places], lis
     found = []
     for _ in range(2):
         mine, before = (DeviceArray.from_host(driver, numbers) for _ in range(2))
-        own = DeviceArray.from_host(driver, np.zeros(1, np.uint32))
+        own = DeviceArray.from_host(driver, np.zeros(OWN_COUNTS, np.uint32))
         found.append(Places(shared, words, mine, before, own))
     return found, [bound(places, atomic) for places in found]
 
@@ -86,7 +95,7 @@ def test_what_nobody_else_has_changed_becomes_what_the_update_made(
         moves.push(stream)
         for array in (first.shared, first.mine, first.before):
             assert array.to_host().tobytes() == new.tobytes()
-        assert first.own.to_host() == step
+        assert first.own.to_host()[0] == step
         assert (first.words.to_host() == step).all()
 
 
@@ -114,7 +123,9 @@ def test_changes_are_added_to_those_of_others(device: Driver, dtype: str, atomic
     for array in (second.mine, second.before, first.mine):
         assert array.to_host().tobytes() == first.shared.to_host().tobytes()
     assert (first.words.to_host() == 3).all()
-    assert (first.own.to_host(), second.own.to_host()) == (2, 1)
+    for places, pushes, stale in ((first, 2, [1, 1, 0]), (second, 1, [0, 1, 0])):
+        own = places.own.to_host()
+        assert own[0] == pushes and own[STALE : STALE + 3].tolist() == stale and own[STALE:].sum() == pushes
 
 
 @CASES
@@ -142,7 +153,7 @@ def test_one_worker_has_the_bits_of_one_rank(device: Driver, job: Job, dtype: st
             (gradients,) = made_gradients(step, 1, np.dtype(dtype))
             assert worker.step(gradients).tobytes() == alone.step(gradients).tobytes(), name
         worker.exchange.meet()
-        assert worker.exchange.count() == (STEPS, STEPS)
+        assert worker.exchange.count() == (STEPS, STEPS, [STEPS])
         assert worker.update.steps == STEPS
         assert worker.exchange.updates == alone.exchange.updates
         worker.exchange.close()
@@ -170,7 +181,8 @@ def run_workers(driver: Driver, job: Job, dtype: np.dtype, atomic: bool, steps: 
 def test_atomic_adds_lose_no_update(device: Driver, job: Job, dtype: str) -> None:
     steps = 300 if not device.has_kernels else 40
     trainer = run_workers(device, job, np.dtype(dtype), True, steps)
-    assert trainer.exchange.count() == (steps * job.size, steps * job.size)
+    made, kept, stale = trainer.exchange.count()
+    assert made == kept == sum(stale) == steps * job.size
     expected = np.rint(8 * first_parameters(np.dtype(dtype))).astype("f8")
     for step in range(steps):
         sums = whole_numbers(step, job, np.dtype(dtype)).sum(axis=0, dtype="f8")
@@ -183,8 +195,8 @@ def test_atomic_adds_lose_no_update(device: Driver, job: Job, dtype: str) -> Non
 def test_plain_stores_leave_all_with_the_same_parameters(device: Driver, job: Job) -> None:
     steps = 300 if not device.has_kernels else 40
     trainer = run_workers(device, job, np.dtype("f4"), False, steps)
-    updates, found = trainer.exchange.count()
-    assert updates == steps * job.size and steps <= found <= updates
+    updates, found, stale = trainer.exchange.count()
+    assert updates == sum(stale) == steps * job.size and steps <= found <= updates
     bits = trainer.parameters.to_host().tobytes()
     assert job.comm.allgather(bits) == [bits] * job.size
     if not device.has_kernels:
@@ -210,7 +222,7 @@ def test_kernels_stay_within_their_arrays(driver: Driver) -> None:
     (first, _), (moves, _) = workers(driver, "f4", True)
     moves.push(stream := driver.create_stream())
     moves.pull(stream)
-    assert first.own.to_host() == 1
+    assert first.own.to_host()[0] == 1
 
 
 @pytest.mark.parallel([4])

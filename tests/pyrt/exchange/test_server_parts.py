@@ -11,7 +11,7 @@ import pytest
 from pyrt.arrays import ALIGNMENT
 from pyrt.driver.cpu import CpuDriver
 from pyrt.exchange.server.clocks import Clocks, Grants
-from pyrt.exchange.server.message import CHECKSUM, Message, Tags
+from pyrt.exchange.server.message import CHECKSUM, HEADER_BYTES, Message, Tags, pinned_bytes
 from pyrt.exchange.server.roles import Roles, shards
 
 
@@ -31,7 +31,7 @@ def test_shards_cover_all_and_are_of_equal_bytes() -> None:
 def test_no_two_messages_between_two_ranks_have_the_same_tag() -> None:
     for servers, workers in ((1, 1), (3, 2), (2, 5)):
         tags = Tags(servers, workers)
-        found = [tag(shard) for tag in (tags.push, tags.pull) for shard in range(servers)]
+        found = [tag(shard) for tag in (tags.push, tags.pull, tags.end) for shard in range(servers)]
         pairs = [(shard, worker) for shard in range(servers) for worker in range(workers)]
         found += [tag(*pair) for tag in (tags.copy, tags.copied) for pair in pairs]
         assert sorted([*found, tags.meet]) == list(range(len(found) + 1))
@@ -46,7 +46,8 @@ def test_the_first_ranks_are_servers() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_damage_to_any_number_is_found(dtype: str) -> None:
-    message = Message(CpuDriver(), 192, np.dtype(dtype))
+    nbytes = HEADER_BYTES + 192 * np.dtype(dtype).itemsize
+    message = Message(pinned_bytes(CpuDriver(), nbytes), np.dtype(dtype))
     message.numbers[:] = np.random.default_rng(0).standard_normal(192)
     message.seal()
     message.require_whole(3)
