@@ -86,6 +86,7 @@ class TestStopped:
 
     undisturbed: ClassVar[dict[tuple[int, str], dict[str, bytes]]] = {}
 
+    @pytest.mark.long
     @pytest.mark.kernels
     @pytest.mark.parametrize("way", few([WAYS[5]], of=WAYS), ids=ids)
     def test_a_stopped_rank_changes_no_bit(self, running: list[Training], tmp_path: Path, way: Way) -> None:

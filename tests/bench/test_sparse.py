@@ -123,6 +123,7 @@ def test_a_table_for_each_batch_with_pytorch_beside(printed: Any) -> None:
     assert lines.index(titles[1]) < lines.index(rival)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_without_pytorch_the_reason_is_said(printed: Any) -> None:
     assert printed(failure="PyTorch: needs PyTorch and an NVIDIA GPU")[0].startswith(

@@ -95,7 +95,7 @@ def check(device, kernels, work: SparseProduct, X, bias=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=6), ids=str
+    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=8), ids=str
 )
 def test_random_numbers(kernels, device, rng, weights, samples, version):
     csr = weights.csr(rng)

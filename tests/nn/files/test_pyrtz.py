@@ -210,6 +210,7 @@ def test_the_bytes_of_a_small_file(file):
     assert file.read_bytes() == start + struct.pack("<I", zlib.crc32(start)) + content
 
 
+@pytest.mark.long
 def test_sizes_are_those_of_the_file(file):
     arrays = {name: array for name, (array, *_) in CASES.items()}
     pyrtz.save_compressed("--save", file, arrays, RUN)

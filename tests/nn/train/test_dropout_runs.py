@@ -117,7 +117,12 @@ def test_each_operation_is_that_of_numpy(options: Options, job: Job, driver: Dri
 def test_ranks_with_kernels_drop_what_the_reference_does(options: Options, job: Job, driver: Driver) -> None:
     """Over peer memory, and through the host; also ranks without samples."""
     options = dataclasses.replace(options, device=driver.name, share_gpus=True)
-    for changes in ({"exchange": "peer"}, {"exchange": "host", "plan": "model"}, {"samples": 5, "batch": 1}):
+    ways: list[dict[str, object]] = [
+        {"exchange": "peer"},
+        {"samples": 5, "batch": 1},
+        {"exchange": "host", "plan": "model"},
+    ]
+    for changes in few(ways[1:], of=ways):
         require_passed(train(dataclasses.replace(options, **changes), job))
 
 
@@ -132,7 +137,7 @@ def check_resumed(options: Options, job: Job, stop: int, monkeypatch: pytest.Mon
     assert outcome(kept, job, resume=True)[:3] == whole[:3]
 
 
-@pytest.mark.parallel([1, 3])
+@pytest.mark.parallel(few([3], of=[1, 3]))
 def test_a_resumed_run_drops_what_an_unbroken_one_does(
     options: Options, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_logits_of_few_bits_are_those_of_the_definition_on_the_cpu(way: str, nam
     require_logits("cpu", name, way, BITS_ERROR[way])
 
 
-@pytest.mark.parametrize(("way", "name"), FEW_BITS)
+@pytest.mark.parametrize(("way", "name"), few([FEW_BITS[2], FEW_BITS[3]], of=FEW_BITS))
 def test_logits_of_few_bits_are_those_of_the_definition_in_kernels(
     driver: Driver, way: str, name: str
 ) -> None:

@@ -18,7 +18,7 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket
 from pyrt.exchange.peer import VEC4, Share, shares
 from pyrt.job import Job
-from tests import few, spread
+from tests import LONG, few, spread
 from tests.pyrt.exchange.trainer import (
     BUCKETS,
     PARAMETERS,
@@ -63,7 +63,7 @@ def test_late_ranks_change_no_bit(driver: Driver, job: Job, kind: str) -> None:
     dtype, buckets = np.dtype("f4"), BUCKETS["ragged"]
     plain, late = (Trainer(kind, driver, job, buckets, dtype) for _ in range(2))
     choices = random.Random(7)
-    for step in range(100):
+    for step in range(100 if LONG else 30):
         gradients = made_gradients(step, job.size, dtype)[job.rank] * 1e-3
         expected = plain.step(gradients)
         who, where = choices.randrange(4 * job.size), choices.randrange(2)
@@ -133,7 +133,7 @@ def test_a_rank_without_memory_ends_all(
 def test_nothing_is_left_behind(driver: Driver, job: Job, kind: str) -> None:
     """Twenty exchanges of changing sizes, one after another, and two at once that close in any order."""
     before = 0
-    for turn in range(20):
+    for turn in range(20 if LONG else 6):
         buckets = [Bucket(0, 4 + 56 * turn)]
         first, second = (Trainer(kind, driver, job, buckets, np.dtype("f4")) for _ in range(2))
         for trainer in (first, second):
