@@ -303,6 +303,7 @@ def test_the_plan_and_the_rates_cannot_go_into_one_file(tmp_path: Path, ranks: i
         assert not (tmp_path / "both.json").exists()
 
 
+@pytest.mark.long
 def test_the_plan_and_the_rates_are_saved_side_by_side(tmp_path: Path) -> None:
     paths = ("--save", tmp_path / "plan.json", "--save-rates", tmp_path / "rates.json")
     done = command("--ranks", 2, "--rates", MACHINE, *paths)

@@ -77,7 +77,7 @@ def test_ranks_drop_what_the_reference_does(options: Options, job: Job) -> None:
 
 
 @pytest.mark.parallel(few([4], of=[2, 3, 4]))
-@pytest.mark.parametrize("splits", SPLITS, ids="-".join)
+@pytest.mark.parametrize("splits", few(SPLITS[:1], of=SPLITS), ids="-".join)
 def test_ranks_that_share_layers_drop_what_the_reference_does(
     options: Options, job: Job, splits: tuple[str, ...]
 ) -> None:
@@ -93,7 +93,7 @@ def test_ranks_that_share_layers_drop_what_the_reference_does(
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("net", [NET, "dense9,relu,dropout0.5,dense5"])
+@pytest.mark.parametrize("net", few([NET], of=[NET, "dense9,relu,dropout0.5,dense5"]))
 def test_kernels_drop_what_the_reference_does_with_graphs_and_without(
     options: Options, job: Job, driver: Driver, net: str
 ) -> None:

@@ -152,8 +152,10 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
     where = {"device": driver.name, "data": digits, "share_gpus": True}
     exchanges = [name for name in choices() if name != "device" or verdict(join(), driver).is_proven]
     if join().size == 1:
-        cases = [{**case, "graph": bool(number % 2)} for number, case in enumerate(CASES)]
+        some = few(CASES[2:], of=CASES)
+        cases = [{**case, "graph": bool(number % 2)} for number, case in enumerate(some)]
         versions = [version for version in GEMM_VERSIONS if runs_gemm(version, driver.architecture)]
+        versions = few(versions[-1:], of=versions)
         cases += [{"gemm": version, "hidden": (72, 70), "batch": 50} for version in versions]
     else:
         plans = [{}, {"plan": "model"}]
