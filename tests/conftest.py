@@ -6,6 +6,7 @@ That device is a GPU where there is one, else the emulated one. Tests that use `
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -71,6 +72,7 @@ def pytest_collection(session: pytest.Session) -> None:
     The first to import a file writes its bytecode, with assertions rewritten, for all: half of the time that
     processes take which collect a clean clone in the same order, each file at once.
     """
+    gc.disable()  # till all is there that stays
     config = session.config
     worker = getattr(config, "workerinput", None)
     if worker is None or config.args != config.getini("testpaths"):
@@ -80,6 +82,12 @@ def pytest_collection(session: pytest.Session) -> None:
     for path in (*files[begin:], *files[:begin]):
         with suppress(Exception, pytest.skip.Exception):  # which the collection meets again, and tells
             import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and tests from here on: they stay to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -93,8 +93,11 @@ def test_kernels_change_what_the_reference_does(options: Options, job: Job, driv
     assert outcome(options, job, graph=False, placement="stream", check=False)[:3] == whole[:3]
 
 
+OPERATIONS_OF: list[dict[str, Any]] = [{}, {**DENSE, "dtype": "float32", "placement": "stream"}]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize("changes", [{}, {**DENSE, "dtype": "float32", "placement": "stream"}])
+@pytest.mark.parametrize("changes", few(OPERATIONS_OF[1:], of=OPERATIONS_OF))
 def test_each_operation_is_that_of_numpy(
     options: Options, job: Job, driver: Driver, changes: dict[str, Any]
 ) -> None:
