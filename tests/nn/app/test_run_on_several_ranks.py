@@ -147,13 +147,7 @@ def test_components_of_weights_follow_them_on_every_rank(driver, digits, monkeyp
         pytest.skip("needs the tensor cores of sm_90")
     monkeypatch.setattr(host, "PIECE_BYTES", 2000)
     source = digits(320, test=10, shape=(6, 8))
-    where = {
-        "device": driver.name,
-        "share_gpus": True,
-        "gemm": "wgmma",
-        "exchange": exchange,
-        "activation": "tanh",
-    }
+    where = {"device": driver.name, "share_gpus": True, "gemm": "wgmma", "exchange": exchange}
     report = train(using(hidden=(72, 70), batch=160, epochs=2, lr=1.0, data=source, check=True, **where))
     assert report.passed, str(report.check)
 

@@ -75,7 +75,7 @@ def test_ranks_on_the_cpu(runs: Runs) -> None:
 def test_ranks_on_a_device(runs: Runs, driver: Driver) -> None:
     names = ["host", "peer", *(["device"] if verdict(join(), driver).is_proven else [])]
     where = {"device": driver.name, "share_gpus": True}
-    for exchange in few([], of=names):  # peer: test_nodes_and_groups_on_a_device
+    for exchange in few([], of=names):  # peer is below, host on the CPU above
         check_bits(runs, [7], exchange=exchange, **where)
     check_bits(runs, [6], plan="model", exchange="peer", placement="stream", **where)
 

@@ -383,6 +383,5 @@ def test_plain_products_and_numpy_are_left_alone(driver, library, rng):
 def test_it_trains_the_network_of_the_reference(driver, hidden, math):
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
-    where = {"device": driver.name, "gemm": "wgmma", "activation": "tanh"}  # of other tests' kernels
-    options = using(math=math, hidden=hidden, check=True, samples=110, **where)
+    options = using(device=driver.name, gemm="wgmma", math=math, hidden=hidden, check=True, samples=110)
     assert train(options).passed

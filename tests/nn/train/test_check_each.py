@@ -35,7 +35,7 @@ PRODUCTS = [
     {"gemm": "tiled", "dtype": "float64"},
     {"gemm": "mma", "optimiser": "adam"},
     {"gemm": "mma", "math": "tf32", "momentum": 0.9},
-    {"gemm": "wgmma", "hidden": (72,), "batch": 40, "activation": "tanh"},
+    {"gemm": "wgmma", "hidden": (72,), "batch": 40},
 ]
 
 
