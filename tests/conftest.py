@@ -6,10 +6,12 @@ That device is a GPU where there is one, else the emulated one. Tests that use `
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +72,7 @@ def pytest_collection(session: pytest.Session) -> None:
     The first to import a file writes its bytecode, with assertions rewritten, for all: half of the time that
     processes take which collect a clean clone in the same order, each file at once.
     """
+    gc.disable()  # till all is there that stays
     config = session.config
     worker = getattr(config, "workerinput", None)
     if worker is None or config.args != config.getini("testpaths"):
@@ -81,9 +84,16 @@ def pytest_collection(session: pytest.Session) -> None:
             import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over modules and tests from here on: they stay to the end."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not LONG:
         _deselect_long(config, items)
+    items[:] = _dealt(items, getattr(config, "workerinput", {}).get("workercount", 1))
     missing = {"gpu": no_gpu(), "kernels": no_kernels()}
     for item in items:
         if "driver" in getattr(item, "fixturenames", ()):
@@ -97,6 +107,24 @@ def _deselect_long(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if item.get_closest_marker("long")]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _dealt(items: Sequence[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Order tests so that each process that shares them begins with those of other numbers of ranks.
+
+    xdist gives each the same count of tests, in order. So ranks start once, and not in every process; and the
+    tests that take long come first, while the many quick ones wait to be stolen.
+    """
+    of_ranks: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    alone = []
+    for item in items:
+        ranks = rank_pool.ranks_of(item)
+        (of_ranks[ranks % processes] if ranks > 1 else alone).append(item)
+    dealt, more = [], iter(alone)
+    for number, some in enumerate(of_ranks):
+        share = len(items) * (number + 1) // processes - len(items) * number // processes
+        dealt += [*some, *islice(more, max(0, share - len(some)))]
+    return [*dealt, *more]
 
 
 @pytest.fixture(scope="session")

@@ -135,12 +135,15 @@ def run_on_ranks(ranks: int, test: str, folder: Path) -> None:
         pool.end()
 
 
+def ranks_of(item: pytest.Item) -> int:
+    """Return on how many ranks a test runs."""
+    return _extract_nprocs_for_single_test(item) if item.get_closest_marker("parallel") else 1
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Take the place of what mpi-pytest has set up: an mpiexec for this test."""
-    if standing_still.IS_RANK or not item.get_closest_marker("parallel"):
-        return
-    ranks = _extract_nprocs_for_single_test(item)
+    ranks = 1 if standing_still.IS_RANK else ranks_of(item)
     if ranks > 1:
         test = partial(run_on_ranks, ranks, item.nodeid, item.config.rootpath)
         item.obj = lambda *arguments, **fixtures: test()

@@ -101,6 +101,13 @@ def test_activations_are_not_paired_with_other_constants():
     assert len(chosen) == 4
 
 
+def test_older_architectures_take_one_activation(tmp_path):
+    file = tmp_path / "a.cu"
+    file.write_text(f"// constants: REAL=float|double ACTIVATION=tanh|relu|identity\n{ARCHITECTURES_DIFFER}")
+    used = [architecture for *_, architecture in jobs_of(file)]
+    assert [used.count(one) for one in ARCHITECTURES] == [2, 2, 3]
+
+
 def test_a_file_without_constants_is_compiled_once():
     assert covering([{}], 1) == covering([{}], 2) == [{}]
 

@@ -87,6 +87,7 @@ def test_one_rank(driver: Driver, data: str, case: dict[str, Any], monkeypatch: 
     check(driver, data, case, monkeypatch)
 
 
+@pytest.mark.long
 def test_inference_that_is_timed(
     driver: Driver, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

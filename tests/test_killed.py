@@ -113,7 +113,7 @@ def test_every_exchange_is_here() -> None:
     assert {exchange for exchange, *_ in KILLED} == {*choices(), *asynchronous()}
 
 
-@pytest.mark.parametrize(("exchange", "ranks", "killed"), few([KILLED[3], KILLED[5]], of=KILLED))
+@pytest.mark.parametrize(("exchange", "ranks", "killed"), few([KILLED[5]], of=KILLED))
 def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, killed: int) -> None:
     ends_without(start(exchange, ranks, *ENDLESS), killed)
 
@@ -121,6 +121,7 @@ def test_a_killed_rank_ends_the_job(start: Start, exchange: str, ranks: int, kil
 SHARING = [("host", "1x3", 1), ("peer", "2x2", 3), ("device", "1x3", 2), ("peer", "1x3", 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("exchange", "grid", "killed"), few(SHARING[1:2], of=SHARING))
 def test_a_killed_rank_ends_those_that_share_layers_with_it(
     start: Start, exchange: str, grid: str, killed: int

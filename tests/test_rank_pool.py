@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.made_tests import run_tests
 
 CONFTEST = """
@@ -106,6 +108,7 @@ def notes(folder: Path) -> dict[str, list[list[int]]]:
     return found
 
 
+@pytest.mark.long
 def test_ranks_stay_for_so_many_tests(tmp_path: Path) -> None:
     """What one test sets is not there in the next, and all outcomes are pytest's."""
     code, printed = run_tests(tmp_path, CONFTEST, BEGIN + STAYING)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.made_tests import run_tests
 
 CONFTEST = """
@@ -86,6 +88,7 @@ def test_ranks(tmp_path: Path) -> None:
         assert f"test_made.py::test_{test} failed on 2 ranks" in printed
 
 
+@pytest.mark.long
 def test_a_process_of_its_own(tmp_path: Path) -> None:
     code, printed = run_tests(tmp_path, CONFTEST, GOES_ON + ALONE)
     assert code == 1 and "1 failed, 1 passed" in printed

@@ -75,6 +75,7 @@ def test_the_saved_file_knows_the_run(trained):
     assert run["test_precision"] == trained.report["test"]["precision"]
 
 
+@pytest.mark.long
 def test_the_same_command_gives_the_same_bits(trained, tmp_path):
     again = train(4, *QUICK, "--save", tmp_path / "w.npz", "--json", tmp_path / "report.json")
     assert again.returncode == 0, again.stderr
@@ -86,6 +87,7 @@ def test_the_same_command_gives_the_same_bits(trained, tmp_path):
     assert report["test"] == trained.report["test"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_either_format_of_parameters(trained, tmp_path):
     pytest.importorskip("safetensors", reason="make test installs it")
     other, again = tmp_path / "w.safetensors", tmp_path / "again.npz"
@@ -96,6 +98,7 @@ def test_a_run_goes_on_from_either_format_of_parameters(trained, tmp_path):
     assert arrays(again) == arrays(trained.save)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", few(["sigmoid"], of=["softmax", "sigmoid"]))
 def test_an_exported_network_finds_the_digits_that_the_run_did(tmp_path, head):
     """In a program that knows nothing of this project: pixels divided by 255, ONNX, the largest probability.
@@ -136,6 +139,7 @@ def test_evaluate_prints_the_scores_and_writes_the_labels(trained, tmp_path):
     assert f"test precision {right.mean():.4f}" == lines[-1]
 
 
+@pytest.mark.long
 def test_latency_is_a_table_of_one_rank(trained, tmp_path):
     evaluation = ["--device", "cpu", "--evaluate", "--init", trained.save, "--latency", 40]
     job = train(1, *evaluation)
@@ -225,6 +229,7 @@ def test_numpy_loads_only_after_mpi_has_set_its_threads():
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.long
 def test_another_kind_of_network_is_not_evaluated_with_saved_parameters(tmp_path):
     saved = str(tmp_path / "relu.npz")
     trained = train(1, "--hidden", "8", "--epochs", "1", "--activation", "relu", "--save", saved)
@@ -238,6 +243,7 @@ PACKAGES = {"safetensors": "safetensors", "pyrtz": "bitarray"}
 """What formats of parameter files need."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", few(["npz"], of=["npz", "safetensors", "pyrtz"]))
 def test_the_network_and_the_scale_of_pixels_are_those_of_the_file(tmp_path, end):
     """On two ranks, whose rank 0 alone reads the file; options that are given must agree with it."""

@@ -3,8 +3,8 @@
 Compiles as many combinations of a kernel's constants for the newest architecture as contain every pair of
 their values, or every combination where PYRT_LONG=1 is set; for the older ones, whose code differs in a few
 places, as contain every value. An activation is a function that a kernel calls whatever its other constants
-are: of these every combination is there, and each activation with one of them. Of two older architectures
-with the same code the newer one is left out.
+are: each is there once, for the newest. Of two older architectures with the same code the newer one is left
+out.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -132,10 +132,9 @@ def covering(combinations: Sequence[dict[str, str]], together: int) -> list[dict
     """A few of the combinations, in which every value of every constant is, or every two values that meet."""
 
     def parts(constants: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
-        items = sorted(constants.items())
-        if together > 1 and CALLED in constants:
-            return {((CALLED, constants[CALLED]),), tuple(item for item in items if item[0] != CALLED)}
-        return set(itertools.combinations(items, min(together, len(items))))
+        items = sorted(item for item in constants.items() if item[0] != CALLED)
+        of_call = {((CALLED, constants[CALLED]),)} if together > 1 and CALLED in constants else set()
+        return of_call | set(itertools.combinations(items, min(together, len(items))))
 
     missing = {part for constants in combinations for part in parts(constants)}
     chosen = []

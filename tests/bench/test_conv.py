@@ -15,6 +15,7 @@ from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.kernels import Kernels
 from pyrt.clock import StreamClock
 from pyrt.errors import UserError
+from tests import few
 
 LAYER = Layer(5, 4, 8, 6, 1)
 """Samples that are not all checked; channels and filters that no tile divides."""
@@ -57,7 +58,7 @@ LIMITS = {"float32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
 """Of errors, relative to the largest element: of sums of 72 products of numbers of so many bits."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", few(list(WAYS)[:1], of=list(WAYS)))
 def test_every_version_is_timed_and_close_to_float64(clock, library, way):
     found = {name: (kernel, error) for name, kernel, us, rate, error in rows(clock, library, LAYER, way)}
     assert {name.split()[0].strip(",") for name in found} == set(CONV_VERSIONS)
@@ -88,6 +89,7 @@ def test_a_table_for_each_way_with_cudnn_beside(printed):
     assert lines.index(titles[1]) < lines.index(next(line for line in lines if "cuDNN" in line))
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_without_pytorch_the_reason_is_said(printed):
     lines = printed(failure="PyTorch: needs PyTorch and an NVIDIA GPU")

@@ -18,6 +18,7 @@ from pyrt.clock import StreamClock
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.kernels import KernelLibrary
+from tests import few
 
 LAYER = Layer("small", 67, 45, 0.3, 5)
 
@@ -37,9 +38,10 @@ def clock(driver: Driver) -> StreamClock:
     return StreamClock(driver, driver.create_stream())
 
 
-@pytest.mark.parametrize(
-    ("batch", "mine"), [(1, ["thread", "warp", "vector"]), (33, ["vector", "lanes", "tile"])]
-)
+MINE = [(1, ["thread", "warp", "vector"]), (33, ["vector", "lanes", "tile"])]
+
+
+@pytest.mark.parametrize(("batch", "mine"), few(MINE[:1], of=MINE))
 def test_every_way_is_checked_and_timed(
     clock: StreamClock, library: KernelLibrary, batch: int, mine: list[str]
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_table_for_each_batch_with_pytorch_beside(printed: Any) -> None:
     assert lines.index(titles[1]) < lines.index(rival)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_without_pytorch_the_reason_is_said(printed: Any) -> None:
     assert printed(failure="PyTorch: needs PyTorch and an NVIDIA GPU")[0].startswith(

@@ -74,6 +74,7 @@ def test_a_link_has_a_rate_and_a_delay(nodes: Cluster) -> None:
     assert min(seconds(nodes, 1, 20)) < 20e-3
 
 
+@pytest.mark.long
 def test_a_link_loses_frames(nodes: Cluster) -> None:
     """TCP sends them again, after 200 ms where no later one tells it."""
     nodes.link(loss=0.1)

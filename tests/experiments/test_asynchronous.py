@@ -300,6 +300,7 @@ def test_what_shares_a_core_or_a_gpu_is_said():
     assert asynchronous.missing(setup_of(FULL, 0)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parallel([3])
 @pytest.mark.parametrize("way", [servers_of("1"), HOGWILD])
 def test_a_short_run_has_its_rows(way: str, tmp_path: Path) -> None:

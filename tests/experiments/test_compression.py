@@ -263,6 +263,7 @@ def test_few_rows_are_enough(tmp_path, unsaved):
         assert (len(section.figures), len(section.tables)) == (figures, tables)
 
 
+@pytest.mark.long
 def test_a_small_network_is_trained_and_made_light_on_the_cpu(tmp_path, monkeypatch):
     pytest.importorskip("bitarray", reason="make test installs it")
     for name, value in environment().items():

@@ -22,6 +22,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return Setup("small", 0, 2, True, tmp_path)
 
 
+@pytest.mark.long
 def test_networks_train_and_their_weights_are_drawn(setup: Setup):
     points = digits.points(setup)
     rows = [{**point, **row} for point in points for row in digits.measure(point, join(), setup.folder)]

@@ -189,6 +189,7 @@ def test_few_rows_are_enough(tmp_path):
         assert len(section.figures) == 2 and "goal" not in " ".join(section.findings)
 
 
+@pytest.mark.long
 def test_the_small_size_learns_made_up_images_on_the_cpu(tmp_path, monkeypatch):
     """A class is a bright column: two epochs are enough to be better than chance, 0.1."""
     data, generator = tmp_path / "data", np.random.default_rng(1)

@@ -67,15 +67,15 @@ def of_format(reader: Reader, canary: Path) -> Iterator[Case]:
 
 
 def thinned(of_all: Iterator[Case | Making]) -> Iterator[Case]:
-    """Take a twentieth of the cases, by their names; all where `LONG`."""
+    """Take a fortieth of the cases, by their names; all where `LONG`."""
     for what, data in of_all:
-        if LONG or not zlib.crc32(what.encode()) % 20:
+        if LONG or not zlib.crc32(what.encode()) % 40:
             yield what, data() if callable(data) else data
 
 
 def dealt(reader: Reader, of_all: Iterator[Case | Making]) -> Iterator[Case]:
-    """Take this reader's share among its family of a fiftieth of the cases; all where `LONG`."""
+    """Take this reader's share among its family of a hundredth of the cases; all where `LONG`."""
     alike = [other for other in READERS if other.family == reader.family]
     for what, data in of_all:
-        if LONG or zlib.crc32(what.encode()) % (50 * len(alike)) == alike.index(reader):
+        if LONG or zlib.crc32(what.encode()) % (100 * len(alike)) == alike.index(reader):
             yield what, data() if callable(data) else data

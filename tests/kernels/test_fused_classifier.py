@@ -103,7 +103,7 @@ VARIANTS = [
 KINDS = list(itertools.product(("softmax", "sigmoid"), ("sigmoid", "tanh", "relu")))
 
 
-@pytest.mark.parametrize("size", few([*SIZES[:20:3], *SIZES[20:]], of=SIZES), ids=str)
+@pytest.mark.parametrize("size", few([*SIZES[:20:7], *SIZES[20:]], of=SIZES), ids=str)
 def test_random_inputs(kernels, device, rng, dtype, size):
     """Heads and activations in turn, those that other tests compile too; as many blocks as a GPU of 8
     multiprocessors would get."""
@@ -121,7 +121,7 @@ def test_columns_in_several_passes(kernels, device, rng, dtype):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("kind, activation, classes, hidden", few(VARIANTS[::3], of=VARIANTS))
+@pytest.mark.parametrize("kind, activation, classes, hidden", few(VARIANTS[::5], of=VARIANTS))
 def test_every_variant(kernels, device, rng, dtype, kind, activation, classes, hidden):
     case = Case(rng, dtype, 9, hidden, classes, kind, activation)
     case.check(case.run(kernels, device, 2))

@@ -45,6 +45,7 @@ from pyrt.exchange.peer import Peers, bind_shard_sums, bind_update, shares
 from pyrt.kernels import KERNELS, KernelLibrary, all_constants, architectures
 from pyrt.redistribute import packing
 from pyrt.redistribute import peer as redistribute_peer
+from tests import few
 
 SIZES = [0, 1, 2, 7, 8, 9, 31, 32, 33, 64, 65, 1000, 60000]
 
@@ -120,8 +121,11 @@ def test_fused_classifier_refuses():
     assert not fused_classifier_fits(8, 33, np.float32, large)
 
 
+ACTIVATIONS = ["sigmoid", "tanh", "relu"]
+
+
 @pytest.mark.parametrize("optimiser", [Sgd(), Adam()])
-@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
+@pytest.mark.parametrize("activation", few(["relu"], of=ACTIVATIONS))
 @pytest.mark.parametrize("pixel", [np.uint8, np.float32])
 @pytest.mark.parametrize(
     "gemm, dtype",
@@ -154,7 +158,7 @@ def test_what_a_step_loads_is_declared(dtype, activation, pixel, gemm, optimiser
 
 @pytest.mark.parametrize("gemm, dtype", [("tiled", np.float64), ("mma", np.float32), ("wgmma", np.float32)])
 @pytest.mark.parametrize("conv", CONV_VERSIONS)
-@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
+@pytest.mark.parametrize("activation", few(["tanh"], of=ACTIVATIONS))
 def test_what_a_step_of_convolutions_loads_is_declared(activation, conv, gemm, dtype):
     """Of few channels and of many, with pools of both kinds."""
     if not runs_convolution(conv, dtype, "sm_90a"):

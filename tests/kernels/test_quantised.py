@@ -77,7 +77,7 @@ def check(device, kernels, work: QuantisedProduct, expected: np.ndarray, bias=0.
     return found
 
 
-@pytest.mark.parametrize(("size", "samples", "version"), spread(SIZES, SAMPLES, VERSIONS, by=4), ids=str)
+@pytest.mark.parametrize(("size", "samples", "version"), spread(SIZES, SAMPLES, VERSIONS, by=5), ids=str)
 def test_random_numbers(kernels, device, rng, size, samples, version):
     units, inputs = size
     W = rng.normal(0, 0.1, size).astype(np.float32)

@@ -16,7 +16,7 @@ from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
-from tests import spread
+from tests import few, spread
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def check(device, kernels, work: SparseProduct, X, bias=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=6), ids=str
+    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=8), ids=str
 )
 def test_random_numbers(kernels, device, rng, weights, samples, version):
     csr = weights.csr(rng)
@@ -215,7 +215,7 @@ def test_interleaved_entries_are_the_same_and_meet_in_fewer_banks(rng):
     assert turns(mixed) < 1.6 and turns(csr) > 2.8
 
 
-@pytest.mark.parametrize("version", ["auto", "vector", "lanes"])
+@pytest.mark.parametrize("version", few(["auto", "lanes"], of=["auto", "vector", "lanes"]))
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 def test_interleaved_entries(kernels, device, rng, weights, version):
     csr = weights.csr(rng).interleaved()

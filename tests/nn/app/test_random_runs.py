@@ -13,7 +13,7 @@ from pyrt.job import Job, join
 from tests import LONG, few, standing_still
 from tests.nn.random_runs import RandomRun
 
-ON_THE_CPU = range(1000 if LONG else 2)
+ON_THE_CPU = range(1000 if LONG else 1)
 ON_A_DEVICE = range(200 if LONG else 1)
 
 
@@ -47,6 +47,6 @@ def test_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel(few([3], of=[2, 3, 4]))
+@pytest.mark.parallel(few([2], of=[2, 3, 4]))
 def test_on_a_device(driver: Driver, tmp_path: Path) -> None:
     check(ON_A_DEVICE, driver.name, tmp_path)

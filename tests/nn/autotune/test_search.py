@@ -44,7 +44,7 @@ LAST = list(itertools.product(("peer", "blocking", "root"), DEVICES))
 
 @pytest.mark.parametrize(
     ("exchange", "device", "seed"),
-    spread(["peer", "host"], list(DEVICES), few(range(3), of=range(6)), by=2),
+    spread(["peer", "host"], list(DEVICES), few([0, 2], of=range(6)), by=2),
 )
 def test_the_best_plan_is_that_of_a_search_of_all(seed, device, exchange):
     network = Network.dense((30, *HIDDEN[seed % 3], 10), "sigmoid", "softmax")
@@ -55,7 +55,7 @@ def test_the_best_plan_is_that_of_a_search_of_all(seed, device, exchange):
     assert cost.seconds == pytest.approx(best_of_all(search), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", few(range(2), of=range(6)))
+@pytest.mark.parametrize("seed", few([1], of=range(6)))
 def test_so_it_is_of_convolutional_networks(seed):
     """Layers split as they say that they can be, with pooling between them."""
     network = make_network("conv3x3x8,relu,pool2,dense200,relu,dense30", (12, 10, 3), 30, "softmax")
@@ -66,6 +66,7 @@ def test_so_it_is_of_convolutional_networks(seed):
     assert cost.seconds == pytest.approx(best_of_all(search), rel=1e-9)
 
 
+@pytest.mark.long
 def test_one_weird_trick_is_found():
     """AlexNet: convolutions by samples, whose filters are few, dense layers by weights (Krizhevsky 2014)."""
     network = make_network("alexnet", *IMAGES["alexnet"], "softmax")
@@ -74,10 +75,10 @@ def test_one_weird_trick_is_found():
     assert [split == SAMPLES for split in best.splits] == convolutions
 
 
-@pytest.mark.parametrize(("exchange", "device"), few([LAST[0], LAST[3], LAST[4]], of=LAST))
+@pytest.mark.parametrize(("exchange", "device"), few([LAST[0], LAST[3]], of=LAST))
 def test_where_an_exchange_comes_last_sums_over_pairs_of_layers_are_the_costs(device, exchange):
     network = Network.dense((30, 64, 33, 10), "sigmoid", "softmax")
-    for ranks_per_node in (2, 8):
+    for ranks_per_node in few([2], of=[2, 8]):
         search = Search(Task(network, 300), 8, random_rates(3, DEVICES[device], exchange, ranks_per_node))
         for shards in (2, 8):
             sums = search.sums(shards)

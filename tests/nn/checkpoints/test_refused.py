@@ -17,6 +17,7 @@ from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.errors import UserError
 from pyrt.job import join
+from tests import few
 from tests.nn.checkpoints.runs import SMALL, Runs
 
 
@@ -115,7 +116,7 @@ def other_validation(shared: Path) -> str:
     return str(shared / "other.npz")
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_a_check_begins_where_the_training_did(runs: Runs, shared: Path) -> None:
     """Not at another --init, which matters to nothing else."""
     network = Network.dense((12, 9, 7, 3), "sigmoid", "softmax")

@@ -125,7 +125,7 @@ SIZES = [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)]
 """Samples, and of a batch."""
 
 
-@pytest.mark.parametrize(("way", "size", "shuffle"), spread(WAYS, SIZES, [True, False], by=2), ids=str)
+@pytest.mark.parametrize(("way", "size", "shuffle"), spread(WAYS, SIZES, [True, False], by=4), ids=str)
 @pytest.mark.parametrize(("ranks", "rank"), few([(3, 1)], of=[(1, 0), (3, 1), (4, 3)]))
 def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, size, ranks, rank):
     """Over several epochs; a rank its own part, which may be empty."""
@@ -138,7 +138,7 @@ def test_a_run_may_begin_with_any_step(place, dtype, way, samples, batch):
     """In the middle of an epoch, and of a chunk, which may have begun in the epoch before."""
     schedule = Schedule(17, samples, batch, 4, True, 5)
     some = 1, schedule.batches + 1, schedule.steps - 1
-    for first in few(some, of=(*some, schedule.batches, schedule.steps - 2)):
+    for first in few(some[1:2], of=(*some, schedule.batches, schedule.steps - 2)):
         check_rows(place, dtype, way, schedule, FakeJob(3, 1), first)
 
 

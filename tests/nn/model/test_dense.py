@@ -159,7 +159,7 @@ def test_activations_of_all_kinds_in_one_network(of_layers, loss, dtype):
     assert not failures(of_layers, MIXED, loss, dtype=dtype)
 
 
-@pytest.mark.parametrize("gemm", few(["warp", "wgmma"], of=GEMM_VERSIONS))
+@pytest.mark.parametrize("gemm", few(["warp"], of=GEMM_VERSIONS))
 def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
@@ -169,6 +169,6 @@ def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
 @pytest.mark.parallel(few([3], of=[2, 3]))
 @pytest.mark.parametrize("plan", few(["model"], of=["data", "model"]))
 def test_activations_of_all_kinds_on_several_ranks(driver, of_layers, plan):
-    assert not failures(of_layers, MIXED, plan=plan)
+    assert not failures(of_layers, few(MIXED[1:], of=MIXED), plan=plan)
     where = {"device": driver.name, "share_gpus": True}
     assert not failures(of_layers, few(MIXED[:1], of=MIXED), samples=55, plan=plan, **where)

@@ -99,7 +99,7 @@ def run(device: str, net: str, values: int, optimiser: str, dtype: str = "float3
         runtime.device.driver.close()
 
 
-@pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
+@pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("values", [0, 4])
 @pytest.mark.parametrize("net", NETWORKS)
@@ -107,14 +107,14 @@ def test_on_the_cpu(net: str, values: int, optimiser: str) -> None:
     run("cpu", net, values, optimiser, "float64")
 
 
-@pytest.mark.parallel(few([4], of=[2, 3, 4]))
+@pytest.mark.parallel(few([2], of=[2, 3, 4]))
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("net", few(["convolution"], of=list(NETWORKS)))
 def test_where_ranks_share_layers(net: str, optimiser: str) -> None:
     run("cpu", net, 0, optimiser, "float64", plan="model")
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("exchange", few(["peer"], of=["host", "peer", "device", "root", "blocking"]))
 @pytest.mark.parametrize(
     "net, values, optimiser", [("dense", 4, "sgd"), ("dense", 0, "adam"), ("convolution", 4, "adam")]

@@ -179,7 +179,7 @@ def test_logits_of_few_bits_are_those_of_the_definition_on_the_cpu(way: str, nam
     require_logits("cpu", name, way, BITS_ERROR[way])
 
 
-@pytest.mark.parametrize(("way", "name"), FEW_BITS)
+@pytest.mark.parametrize(("way", "name"), few([FEW_BITS[2], FEW_BITS[3]], of=FEW_BITS))
 def test_logits_of_few_bits_are_those_of_the_definition_in_kernels(
     driver: Driver, way: str, name: str
 ) -> None:
@@ -332,8 +332,11 @@ OF_IMAGES = Network(
 )
 
 
+SCORED: list[dict[str, Any]] = [{}, {"profile": True}, {"check_each": 1}, {"graph": False}]
+
+
 @pytest.mark.parallel(few([2], of=[1, 2]))
-@pytest.mark.parametrize("changes", [{}, {"profile": True}, {"check_each": 1}, {"graph": False}], ids=str)
+@pytest.mark.parametrize("changes", few([{"check_each": 1}, {"graph": False}], of=SCORED), ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
 def test_a_run_scores_convolutions_of_bytes(
     shared: Path, monkeypatch: pytest.MonkeyPatch, device: str, changes: dict[str, Any]

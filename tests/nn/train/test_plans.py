@@ -88,13 +88,13 @@ def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, b
 
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", few(["float64"], of=["float32", "float64"]))
 def test_every_plan_trains_the_network_of_the_reference(
     digits: str, shared: Path, job: Job, dtype: str
 ) -> None:
     options = dataclasses.replace(SMALL, data=digits, device="cpu", dtype=dtype)
     of_all = plans(job.size, 3)[:: 1 if dtype == "float64" else 4]
-    for plan in few(of_all[::3], of=of_all):
+    for plan in few(of_all[::6], of=of_all):
         trained(options, plan, shared, job)
 
 
@@ -117,7 +117,7 @@ def on_device(digits: str, driver: Driver, **changes: Any) -> Options:
 
 @pytest.mark.kernels
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
-@pytest.mark.parametrize(("exchange", "graph"), few([WAYS[0], WAYS[2]], of=WAYS))
+@pytest.mark.parametrize(("exchange", "graph"), few([WAYS[2]], of=WAYS))
 def test_plans_on_a_device(
     digits: str, shared: Path, job: Job, driver: Driver, exchange: str, graph: bool
 ) -> None:

@@ -46,7 +46,7 @@ def cases(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Bucket], np.dtyp
         yield name, buckets, np.dtype(dtype)
 
 
-@pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
+@pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
 def test_host_memory(job: Job, piece_bytes: int) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     names = ON_HOST if piece_bytes == PIECES[0] else ["host"]  # which alone has pieces
@@ -55,7 +55,7 @@ def test_host_memory(job: Job, piece_bytes: int) -> None:
             check(device(), job, name, buckets, dtype)
 
 
-@pytest.mark.parallel([1, 3])
+@pytest.mark.parallel(few([3], of=[1, 3]))
 def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
     """Those over peer memory: test_peer.py, test_hierarchical.py."""
     works = verdict(job, driver).is_proven  # elsewhere it is refused: tests/pyrt/exchange/test_device.py

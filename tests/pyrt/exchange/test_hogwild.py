@@ -179,7 +179,7 @@ def run_workers(driver: Driver, job: Job, dtype: np.dtype, atomic: bool, steps: 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parallel(few([4], of=[2, 3, 4]))
 def test_atomic_adds_lose_no_update(device: Driver, job: Job, dtype: str) -> None:
-    steps = 300 if not device.has_kernels else 40
+    steps = 100 if not device.has_kernels else 40
     trainer = run_workers(device, job, np.dtype(dtype), True, steps)
     made, kept, stale = trainer.exchange.count()
     assert made == kept == sum(stale) == steps * job.size

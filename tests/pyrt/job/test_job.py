@@ -16,7 +16,7 @@ import pytest
 
 from pyrt.job import Job
 from pyrt.job.ending import result_of
-from tests import mpi
+from tests import few, mpi, spread
 
 JOBS = str(Path(__file__).parents[1] / "scripts" / "jobs.py")
 # Keeps the exit code of the rank that it wraps, and outlives the signals that mpirun gives to both.
@@ -219,8 +219,7 @@ class TestSignals:
         """A job of three ranks that would wait for ever."""
         return under_way("endless", tmp_path)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize(("number", "rank"), spread([signal.SIGINT, signal.SIGTERM], [0, 1], by=2))
     def test_a_signal_to_one_rank_ends_the_job(
         self, waiting: tuple[subprocess.Popen[str], list[int]], number: int, rank: int, tmp_path: Path
     ) -> None:
@@ -312,7 +311,7 @@ class TestOutput:
 class TestStartOfMpi:
     """While MPI starts, no thread of Python's may run, and ranks wait for each other."""
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", few([signal.SIGTERM], of=[signal.SIGINT, signal.SIGTERM]))
     def test_a_signal_to_one_rank_ends_the_job(self, number: int, tmp_path: Path) -> None:
         job, pids = under_way("started_slowly", tmp_path, recording=False)
         os.kill(pids[1], number)

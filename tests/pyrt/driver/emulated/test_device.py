@@ -18,6 +18,7 @@ from pyrt.arrays import DeviceArray, pinned
 from pyrt.driver.emulated import DeviceError, EmulatedDriver, compile
 from pyrt.errors import UserError
 from pyrt.kernels import KERNELS, all_constants, flatten, with_constants
+from tests import few
 from tests.mpi import TIMEOUT, environment
 from tests.pyrt.driver.emulated.conftest import Bench
 
@@ -51,7 +52,7 @@ extern "C" __global__ void test(int *turn, int *order)
 
 class TestProgress:
     @pytest.mark.parametrize("wait", WAITS)
-    @pytest.mark.parametrize("bench", ["plain", "checking"])
+    @pytest.mark.parametrize("bench", few(["checking"], of=["plain", "checking"]))
     def test_blocks_that_wait_for_later_blocks(
         self, request: pytest.FixtureRequest, bench: str, wait: str
     ) -> None:
