@@ -146,6 +146,7 @@ PEERS = [("data", 0), ("model", 2), ("data", 2), ("model", 0)]
 """Plan, and which of three ranks is killed."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("plan", "killed"), few(PEERS[1:2], of=PEERS))
 def test_peers_see_for_themselves_that_a_rank_is_gone(start: Start, plan: str, killed: int) -> None:
     """Their launcher, which would end them too, is stopped; it may lose what they said meanwhile."""

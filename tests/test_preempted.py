@@ -87,6 +87,7 @@ def test_a_signal_leaves_a_checkpoint_and_no_error(
         goes_on_with_the_same_bits(folder, tmp_path, step)
 
 
+@pytest.mark.long
 def test_a_second_run_in_the_folder_is_refused_and_one_behind_a_killed_one_is_not(
     start: Start, folder: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_ranks_stay_for_so_many_tests(tmp_path: Path) -> None:
     assert len({*alone, *first, *three, *third}) == 8
 
 
+@pytest.mark.long
 def test_after_a_failure_there_are_others(tmp_path: Path) -> None:
     code, printed = run_tests(tmp_path, CONFTEST, BEGIN + FAILING)
     assert code == 1 and "3 failed, 3 passed" in printed

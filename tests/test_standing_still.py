@@ -76,6 +76,7 @@ def waits():  # with the interpreter's lock; a signal ends one call
 """
 
 
+@pytest.mark.long
 def test_ranks(tmp_path: Path) -> None:
     """Those of tests/rank_pool.py, which stay for the next test."""
     code, printed = run_tests(tmp_path, CONFTEST, GOES_ON + RANKS)

@@ -154,6 +154,7 @@ def test_latency_is_a_table_of_one_rank(trained, tmp_path):
     assert "train.py: error: --latency: times a network on one rank, and there are 2: start one" in job.stderr
 
 
+@pytest.mark.long
 def test_without_validation_and_test_sets_no_precision_is_printed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x_train=rng.integers(0, 256, (9, 2, 2), np.uint8), y_train=np.arange(9) % 3)
@@ -268,6 +269,7 @@ def test_the_network_and_the_scale_of_pixels_are_those_of_the_file(tmp_path, end
     refused(job, f"--init {file}: was trained with --hidden 7,6, and --hidden 512 is given: leave it out")
 
 
+@pytest.mark.long
 def test_a_file_without_metadata_is_evaluated_by_the_options(trained, tmp_path):
     with np.load(trained.save) as file:
         np.savez(tmp_path / "w.npz", **{name: file[name] for name in file.files if name != "run"})
@@ -277,6 +279,7 @@ def test_a_file_without_metadata_is_evaluated_by_the_options(trained, tmp_path):
     refused(train_telling_exit_codes(1, *arguments), "has W1 of shape (9, 784)", "--hidden", ranks=1)
 
 
+@pytest.mark.long
 def test_an_unlabelled_class_of_the_data_does_not_make_the_network_smaller(tmp_path):
     """Trained on three classes, scored on data of two: the file says that there are three."""
     rng = np.random.default_rng(0)

@@ -77,6 +77,7 @@ def test_a_wrong_result_shows_in_the_error(clock, library, monkeypatch):
 EXACT = conv.Arrays.exact
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_a_table_for_each_way_with_cudnn_beside(printed):
     what = [str(LAYER), "to the input"]

@@ -50,6 +50,7 @@ def test_ways_of_the_command_line():
         bench.asked(["peer", "flags"])
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "ROUNDS", 2)

@@ -151,6 +151,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "repetitions", lambda nbytes: 2)
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_steps_are_timed_in_windows_of_epochs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "DEVICE", "cpu")

@@ -112,6 +112,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_a_table_for_each_batch_with_pytorch_beside(printed: Any) -> None:
     times = {"memory": 40.0, "memory_spread": "39.0 to 41.0", "one": 8.0, "one_spread": "7.0 to 9.0"}

@@ -90,6 +90,7 @@ def test_every_cut_is_right_and_timed(cores_library, case):
         assert cut.predicted == predicted(cut.tiling, *case.sizes, driver.multiprocessors)
 
 
+@pytest.mark.long
 def test_a_wrong_cut_is_not_timed(cores_library, monkeypatch):
     """One of the cuts multiplies something else."""
     on_device, case = ComponentProduct.on_device, SMALL[2]

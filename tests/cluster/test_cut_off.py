@@ -64,6 +64,7 @@ def end_of(cluster: Cluster, job: Job) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.long
 def test_a_cut_link_ends_all_ranks_and_a_stopped_rank_does_not(nodes: Cluster) -> None:
     job = begun(nodes, "begins", sys.executable, "-c", WAITS, limit=SHORT)
     nodes.kill(job, 3, signal.SIGSTOP)

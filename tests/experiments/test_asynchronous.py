@@ -279,6 +279,7 @@ def test_an_accuracy_that_no_run_reaches_is_said(tmp_path, unsaved):
     assert section.findings[0] == "No run reaches a validation accuracy of 0.9: 0.85 is waited for."
 
 
+@pytest.mark.long
 def test_few_rows_are_enough(tmp_path, unsaved):
     rows, setup = rows_of_gpu(tmp_path, SMALL), setup_of(SMALL, 1, tmp_path)
     none = asynchronous.section(rows[:0], setup)

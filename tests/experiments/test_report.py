@@ -64,6 +64,7 @@ def report(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUN)
 def test_the_numbers_of_a_study_are_there(report, name):
     with (report / name / "results.csv").open(newline="") as file:

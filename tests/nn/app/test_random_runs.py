@@ -46,6 +46,7 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     check(ON_THE_CPU, "cpu", tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel(few([2], of=[2, 3, 4]))
 def test_on_a_device(driver: Driver, tmp_path: Path) -> None:

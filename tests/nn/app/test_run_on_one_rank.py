@@ -54,6 +54,7 @@ def test_a_small_run_learns():
     assert report.test.precision > 0.7
 
 
+@pytest.mark.long
 def test_the_defaults_learn_from_the_first_epoch_on():
     """The loss of no epoch is above that of the one before."""
     report = train(Options(epochs=10, device="cpu"))

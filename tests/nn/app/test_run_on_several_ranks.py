@@ -67,6 +67,7 @@ def test_ranks_train_the_network_of_the_reference(digits, monkeypatch):
     assert not differ_from_the_reference(digits(test=2), monkeypatch, without_kernels)
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([2], of=[1, 2, 3, 4]))
 def test_kernels_train_the_network_of_the_reference(driver, digits, monkeypatch):
     """Having the ``driver`` open keeps a GPU's context from one run to the next."""
@@ -139,6 +140,7 @@ def test_every_gemm_trains_the_network_of_the_reference(driver, gemm):
     assert train(using(device=driver.name, gemm=gemm, check=True, samples=110)).passed
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize("exchange", few(["peer"], of=choices()))
 def test_components_of_weights_follow_them_on_every_rank(driver, digits, monkeypatch, exchange):
@@ -191,6 +193,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", few(CHANGES[1:3], of=CHANGES), ids=str)
 def test_all_kernels_of_a_run_are_compiled_by_one_rank(driver, digits, sources, changes):
     check_compiled(driver, digits, sources, changes)
@@ -337,6 +340,7 @@ def test_tensor_cores_that_are_not_there_are_an_error(driver, monkeypatch, gemm)
         train(using(device="emulated", gemm=gemm))
 
 
+@pytest.mark.long
 @pytest.mark.parallel([4])
 def test_a_number_that_is_none_in_one_ranks_part_stops_all_at_the_same_step(driver, shared, capfd):
     """Pixels that overflow, of sample 47 of 80: in rank 1's part of the third batch."""

@@ -96,6 +96,7 @@ def test_a_cache_that_cannot_be_written_ends_no_run(
         assert measured(ProbeContext(job, driver, choose("auto", driver, job), TASK)).products
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel([4])
 def test_a_device_with_kernels_is_measured_too(shared: Path, job: Job) -> None:
@@ -194,6 +195,7 @@ def command(*words: object, ranks: int = 1) -> subprocess.CompletedProcess[str]:
 MACHINE = "nn/autotune/machines/h200.json"
 
 
+@pytest.mark.long
 def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) -> None:
     network = ("--hidden", "4096,4096", "--batch", 1024, "--ranks", 4)
     done = command(*network, "--rates", MACHINE, "--save", tmp_path / "p.json", "--operations")
@@ -206,6 +208,7 @@ def test_the_table_and_the_plan_of_a_machine_that_one_has_not(tmp_path: Path) ->
     assert "\nforward GEMM 1" in done.stdout
 
 
+@pytest.mark.long
 def test_the_plan_of_a_convolutional_network_of_a_file(tmp_path: Path) -> None:
     """For images that are not there, on a machine by its name."""
     layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "pool", "size": 2}]
@@ -291,6 +294,7 @@ def test_a_mistake_is_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", few([1], of=[1, 2]))
 def test_the_plan_and_the_rates_cannot_go_into_one_file(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "link.json").symlink_to("both.json")
@@ -312,6 +316,7 @@ def test_the_plan_and_the_rates_are_saved_side_by_side(tmp_path: Path) -> None:
     assert load(tmp_path / "rates.json") == load(Path(MACHINE))
 
 
+@pytest.mark.long
 def test_a_job_of_one_rank_cannot_measure_links(tmp_path: Path) -> None:
     rates = random_rates(0)
     dataclasses.replace(rates, node={}, network={}).save("--save-rates", tmp_path / "r.json")

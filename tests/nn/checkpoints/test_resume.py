@@ -80,6 +80,7 @@ def test_ranks_on_a_device(runs: Runs, driver: Driver) -> None:
     check_bits(runs, [6], plan="model", exchange="peer", placement="stream", **where)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel([4])
 def test_nodes_and_groups_on_a_device(runs: Runs, driver: Driver) -> None:
@@ -93,6 +94,7 @@ def test_nodes_and_groups_on_a_device(runs: Runs, driver: Driver) -> None:
         check_bits(runs, [7], **way, **where)
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_what_was_chosen_by_measurement_is_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan, which is not searched for again on as many ranks; the exchange. Where they were not chosen

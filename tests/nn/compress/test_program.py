@@ -184,6 +184,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bits(
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.long
 def test_the_scan_scores_each_layer_alone(
     monkeypatch: pytest.MonkeyPatch, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -307,6 +307,7 @@ def test_every_damaged_byte_and_every_cut_is_refused(file, small):
     assert not read_or_refuse(file)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_lies_with_right_checksums_are_refused_or_arrays(file, small):
     """Each byte of the header and of the sections is another; none makes the reader take much memory."""

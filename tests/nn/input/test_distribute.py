@@ -110,6 +110,7 @@ def test_parts_train_the_same_network(shared: Path, digits: str, changes: dict[s
 ON_DEVICE = [{"augment": "shift1"}, {"batch": 2, "graph": False}]
 
 
+@pytest.mark.long
 @RANKS
 @pytest.mark.parametrize("changes", few([ON_DEVICE[0]], of=ON_DEVICE))
 def test_so_they_do_on_a_device(shared: Path, digits: str, driver: Driver, changes: dict[str, object]):

@@ -166,6 +166,7 @@ def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
     assert not failures(of_layers, few(MIXED[:1], of=MIXED), samples=55, device=driver.name, gemm=gemm)
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([3], of=[2, 3]))
 @pytest.mark.parametrize("plan", few(["model"], of=["data", "model"]))
 def test_activations_of_all_kinds_on_several_ranks(driver, of_layers, plan):

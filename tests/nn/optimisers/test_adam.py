@@ -290,6 +290,7 @@ def test_so_it_does_with_kernels(driver, digits):
     assert not failed(digits, few(without, of=exchanges), device=driver.name, share_gpus=True)
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([4], of=[2, 4]))
 @pytest.mark.parametrize("exchange", few(["peer"], of=["host", "peer"]))
 def test_so_it_does_where_layers_are_split(driver, digits, exchange):

@@ -167,6 +167,7 @@ def test_kernels_of_split_convolutions(options: Options, job: Job, driver: Drive
         assert changes.get("check_each") or trained(here, plan, job) == first
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel(few([2], of=[2, 3, 4]))
 def test_kernels_of_convolutions_split_by_rows_of_images(options: Options, job: Job, driver: Driver) -> None:

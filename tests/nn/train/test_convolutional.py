@@ -150,6 +150,7 @@ def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
         run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, check_each=1, **where)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
 def test_kernels_train_the_network_of_the_reference(driver: Driver, data: str, job: Job) -> None:
@@ -191,6 +192,7 @@ def test_each_operation_of_several_ranks_is_numpys(driver: Driver, data: str, pl
     run(data, plan=plan, check_each=2, **on(driver))
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parametrize("conv", few(["im2col"], of=CONV_VERSIONS))
 def test_same_bits_twice_whatever_the_order(driver: Driver, shared: Path, data: str, conv: str) -> None:

@@ -77,6 +77,7 @@ def test_every_exchange_is_here() -> None:
     assert {exchange for exchange, _ in (*ON_THE_CPU, *ON_A_DEVICE)} == set(choices())
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_on_the_cpu(options: Options, job: Job) -> None:
     assert not differing(dataclasses.replace(options, device="cpu"), job, ON_THE_CPU)

@@ -76,6 +76,7 @@ def test_ranks_drop_what_the_reference_does(options: Options, job: Job) -> None:
     require_passed(train(dataclasses.replace(options, samples=5, batch=2), job))
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([4], of=[2, 3, 4]))
 @pytest.mark.parametrize("splits", few(SPLITS[:1], of=SPLITS), ids="-".join)
 def test_ranks_that_share_layers_drop_what_the_reference_does(
@@ -107,6 +108,7 @@ def test_kernels_drop_what_the_reference_does_with_graphs_and_without(
     assert all(other[:3] == whole[:3] for other in others)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_each_operation_is_that_of_numpy(options: Options, job: Job, driver: Driver) -> None:
     require_passed(train(dataclasses.replace(options, device=driver.name, check_each=3), job))
@@ -144,6 +146,7 @@ def test_a_resumed_run_drops_what_an_unbroken_one_does(
     check_resumed(options, job, 4, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 def test_so_does_one_of_graphs(
     options: Options, job: Job, driver: Driver, monkeypatch: pytest.MonkeyPatch

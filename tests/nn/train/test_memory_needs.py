@@ -345,6 +345,7 @@ SHARING = [("peer", "model"), ("peer", "data"), ("hierarchical", "data")]
 """Exchanges over memory that ranks share, and plans."""
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize(("exchange", "plan"), few(SHARING[:1], of=SHARING))
 def test_one_rank_without_memory_ends_all_that_share_theirs(driver, digits, monkeypatch, exchange, plan):

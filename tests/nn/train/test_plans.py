@@ -133,6 +133,7 @@ def test_plans_on_a_device(
         assert trained(options, plan, shared, job) == trained(options, plan, shared, job)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel([4])
 def test_groups_that_are_nodes(digits: str, shared: Path, job: Job, driver: Driver) -> None:
@@ -196,6 +197,7 @@ def test_a_loss_that_diverges_ends_all_ranks(digits: str, job: Job, driver: Driv
         train(options, job)
 
 
+@pytest.mark.long
 @pytest.mark.parallel([4])
 def test_groups_and_shards_give_the_loss_and_precision_of_one_rank(
     digits: str, shared: Path, job: Job

@@ -137,6 +137,7 @@ def test_graphs_and_placements_give_the_same_bits(ended):
     assert not failed
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([2], of=[1, 2, 3]))
 def test_chunks_of_any_size_give_the_same_bits(ended, monkeypatch):
     """As a resident set: rows of 12 bytes, at most 10, 5 or 4 of a batch to a rank, in chunks of 1 to 4."""
@@ -176,6 +177,7 @@ def test_graphs_around_exchanges_that_wait_give_the_same_bits(ended, exchange):
     assert ended(graph=False, **case)[:3] == ended(**case)[:3]
 
 
+@pytest.mark.long
 @pytest.mark.parallel([3])
 @pytest.mark.kernels
 def test_graphs_around_the_device_exchange_give_the_same_bits(ended):

@@ -55,6 +55,7 @@ def test_host_memory(job: Job, piece_bytes: int) -> None:
             check(device(), job, name, buckets, dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([3], of=[1, 3]))
 def test_ranks_that_share_a_device(driver: Driver, job: Job) -> None:
     """Those over peer memory: test_peer.py, test_hierarchical.py."""
@@ -86,6 +87,7 @@ def check_sums(driver: Driver, job: Job, name: str, buckets: Sequence[Bucket], n
     trainer.exchange.close()
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([3], of=[1, 3]))
 def test_sums_without_an_update(cpu: CpuDriver, driver: Driver, job: Job) -> None:
     """By every exchange; over peer memory on a device with kernels, of nodes of two ranks and of one."""

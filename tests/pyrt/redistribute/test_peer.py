@@ -48,6 +48,7 @@ def mine_of(mover: Mover, move: Redistribution, matrices: np.ndarray) -> np.ndar
     return part_of(matrices[mover.job.rank], move.source_of(mover.job.size, mover.job.rank))
 
 
+@pytest.mark.long
 @pytest.mark.parallel(few([3], of=[3, 4]))
 def test_late_ranks_change_no_bit(driver: Driver, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of all sizes in a random order: ranks sleep before some of them, threads take random turns."""
