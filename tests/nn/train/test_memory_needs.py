@@ -1,6 +1,7 @@
 """nn/train/memory_needs.py: runs take the memory that was counted, and what does not fit ends all ranks."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -53,14 +54,14 @@ def small_pieces(monkeypatch):
 
 
 class Counted:
-    """What a driver's class hands out, counted here and not by its ledger."""
+    """What the classes of drivers hand out, counted here and not by their ledgers."""
 
-    def __init__(self, monkeypatch, kind):
+    def __init__(self, monkeypatch, *kinds):
         self.device = self.pinned = 0
         self._sizes, self._ours = {}, []
         self.lines = []
         names = "allocate", "allocate_exportable", "allocate_pinned", "allocate_mapped", "pin", "free"
-        for name in names:
+        for kind, name in itertools.product(set(kinds), names):
             monkeypatch.setattr(kind, name, getattr(self, name)(getattr(kind, name)))
         begin = Training.begin
 
@@ -122,12 +123,15 @@ CASES = [
 
 
 def differ(monkeypatch, kind, cases):
-    """Where a run takes other memory than was counted before, on this rank."""
+    """Where a run takes other memory than was counted before, on this rank.
+
+    A parameter server may be on the CPU, where a node has fewer GPUs than ranks.
+    """
     wrong, mine, largest = [], [], report.largest
     monkeypatch.setattr(report, "largest", lambda needs, job: (mine.append(needs), largest(needs, job))[1])
     for case in cases:
         with monkeypatch.context() as patch:
-            counted = Counted(patch, kind)
+            counted = Counted(patch, kind, CpuDriver)
             train(dataclasses.replace(SMALL, **case))
         needs = mine.pop()
         expected, got = (needs.device, needs.pinned), (counted.device, counted.pinned)
