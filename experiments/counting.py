@@ -47,7 +47,7 @@ METRICS = {
     "dram__bytes_read.sum": "read",
     "gpu__time_duration.sum": "seconds",
 }
-"""Of Nsight Compute: multiply-adds of single threads, bytes from the device's memory, time of a kernel."""
+"""Counters of Nsight Compute: multiply-adds of threads, bytes from the device's memory, a kernel's time."""
 
 
 def options_of(point: Point, steps: int, epochs: int, **others: Any) -> Options:

@@ -29,7 +29,7 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
     "launch__registers_per_thread": "registers",
 }
-"""Of Nsight Compute; docs/howto/profiling.md has what each of them tells."""
+"""Counters of Nsight Compute, and our names of them; docs/howto/profiling.md says what each tells."""
 
 ALIKE = 0.05
 """Relative difference up to which times or bytes are called equal."""
@@ -61,6 +61,7 @@ def points() -> list[Point]:
 
 
 def missing() -> list[str]:
+    """Say what the study leaves out where there is no Nsight Compute."""
     if shutil.which("ncu"):
         return []
     return ["bytes and occupancy of each version: Nsight Compute (ncu) is not installed"]

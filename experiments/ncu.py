@@ -16,7 +16,7 @@ TIMEOUT = 120
 """Seconds that a run may take."""
 
 _PREFIXES = {"G": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-"""Of its units: Mbyte, usecond, ns .."""
+"""The factors of the prefixes of ncu's units, as in Mbyte, usecond and ns."""
 
 
 class Launch(NamedTuple):

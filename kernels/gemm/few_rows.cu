@@ -20,7 +20,7 @@ const int STEP = WARP * WIDTH;                // inputs that a warp takes at onc
 const int CHUNK = AT_ONCE * STEP;             // inputs that a block takes at once
 const int TURNS = CHUNK / (WARPS * STEP);     // vectors of a row of A that a thread brings
 
-// Which of four neighbours from `k` on there are; they can be read together where rows are `aligned`.
+// Returns which of four neighbours from `k` on exist; they can be read together where rows are `aligned`.
 __device__ inline Part inside(int k, int K, bool aligned)
 {
     return {0, min(max(K - k, 0), WIDTH), aligned && k + WIDTH <= K};

@@ -51,7 +51,7 @@ struct alignas(8) Four {
 
 __device__ inline Four four(const bfloat16 *numbers) { return *(const Four *)numbers; }
 
-// To the nearest: tensor cores ignore the bits behind those of TF32. A NaN stays one.
+// Rounds to the nearest TF32 number: tensor cores ignore the bits behind. A NaN stays one.
 __device__ inline float to_tf32(float x) { return x == x ? __uint_as_float(__float_as_uint(x) + (1 << 12)) : x; }
 
 struct Shared {
@@ -84,7 +84,7 @@ __device__ inline void load_weights(Shared &shared, const real *W, int classes, 
     }
 }
 
-// What a warp does with its columns of a chunk. (g, t): this lane's places in the operands of an mma.
+// Computes a warp's columns of a chunk. (g, t) are this lane's places in the operands of an mma.
 struct Slice {
     int first, columns;  // the slice's first column; how many of the matrix are in it, perhaps none
     int lane, g, t;
@@ -240,7 +240,8 @@ __device__ inline real head(Shared &shared, int rows, int classes, real bias, re
     return target ? found.loss : 0;
 }
 
-// The sums over the rows of the first 256 threads' numbers, by class; into LANES numbers. Twice a barrier.
+// Adds up the first 256 threads' numbers over the rows, by class, and writes the first `count` sums. All threads take
+// part, since they meet.
 __device__ inline void sum_rows(Shared &shared, real value, real *sums, int count)
 {
     __syncthreads();

@@ -30,7 +30,7 @@ holds those of four arrays. 1.6 MB of parameters with momentum on a core with 2 
 789 us at once, and 799 us in blocks of an eighth."""
 
 _MOST_BLOCKS = 1024
-"""So many of them at most: each is bound by itself. Of more than 256 MB they are larger."""
+"""The most blocks of an array: each is bound by itself. An array of more than 256 MB has larger ones."""
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ class AsynchronousReport:
     """The fewest times that a sample was in a batch."""
     most: int
     staleness: list[list[int]] = field(default_factory=list)
-    """For each parameter server, how many updates of its shard were stale by 0, 1, .. versions; without
-    servers one list, counted on words that are updated alike."""
+    """Lists the numbers of updates that were stale by 0, 1, .. versions: one list for each parameter server,
+    of its shard. Without servers there is one list, counted on words that are updated alike."""
     furthest: int | None = None
     """The most steps that a worker was ahead of the slowest when it began one; None without servers."""
     lost_ranks: list[LostRank] = field(default_factory=list)

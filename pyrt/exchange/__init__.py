@@ -220,7 +220,7 @@ class UpdateCounts(NamedTuple):
     kept: float
     """The number of those that are in the parameters; an estimate where some get lost."""
     stale: list[int]
-    """How many came behind 0, 1, .. updates of others since the rank had pulled the parameters."""
+    """Counts the updates that came behind 0, 1, .. of others since their rank had pulled the parameters."""
 
 
 class Asynchronous(Exchange, Protocol):

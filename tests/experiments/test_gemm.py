@@ -216,7 +216,7 @@ COUNTS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": ("%", "62.5"),
     "launch__registers_per_thread": ("register/thread", "40"),
 }
-"""What ncu prints of a launch: counter -> unit, value."""
+"""The counters that ncu prints for a launch: unit and value of each."""
 
 
 def counted(us, l2):

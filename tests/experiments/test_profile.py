@@ -30,7 +30,7 @@ Phases = dict[str, tuple[float, float | None]]
 
 
 QUIET, NOISY = (1, 0.98, 1.02, 1, 1.01, 0.99), (1, 0.5, 3, 1, 1.4, 0.6)
-"""How the times of epochs scatter around their median."""
+"""Factors by which the times of epochs differ from their median."""
 
 
 def report_of(

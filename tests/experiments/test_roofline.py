@@ -111,7 +111,7 @@ def test_products_that_are_not_listed_are_told():
 
 
 def test_the_products_of_a_gpu_are_listed_as_it_does_them():
-    """With a kernel of its own for the activations' gradient dW2 comes before dA1, unlike in NumPy."""
+    """Expect dW2 before dA1, unlike in NumPy, if the activations' gradient has a kernel of its own."""
     listed = counting.products(counting.listed_step(POINT, 1, HOPPER, gemm="tiled"))
     assert [product[1:4] for product in listed] == [
         *((20, 12, 784), (20, 10, 12)),

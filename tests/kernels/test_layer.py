@@ -233,7 +233,7 @@ def test_the_kernel_is_that_of_the_epilogue(device, rng, library, cores):
 
 
 def test_wide_tiles_are_left_to_layers_whose_epilogue_is_short():
-    """By an H200's times: 128 x 256 is faster for a product alone, and 192 x 128 where f follows."""
+    """Take the tiles that an H200 runs fastest: 128 x 256 for a product alone, 192 x 128 where f follows."""
     driver = NullDriver(DeviceProperties("H200", "sm_90a", 132, 227 << 10))
     matrices = [
         DeviceArray.empty(driver, shape, np.float32) for shape in ((12000, 2048), (12000, 784), (2048, 784))

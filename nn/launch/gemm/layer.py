@@ -49,7 +49,7 @@ class LayerProduct(ComponentProduct):
     sums: DeviceArray | None = None
 
     def end_us(self, tiling: Tiling) -> float:
-        # Of more components it is among what was measured of the tiles.
+        # The measured times of tiles with more components contain the epilogue already.
         return _ELEMENT_US * tiling.columns / 2 if self.A.count == self.B.count == 1 else 0.0
 
     @property

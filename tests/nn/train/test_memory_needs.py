@@ -54,7 +54,7 @@ def small_pieces(monkeypatch):
 
 
 class Counted:
-    """What the classes of drivers hand out, counted here and not by their ledgers."""
+    """Counts the memory that the classes of drivers hand out, apart from their ledgers."""
 
     def __init__(self, monkeypatch, *kinds):
         self.device = self.pinned = 0
@@ -123,7 +123,7 @@ CASES = [
 
 
 def differ(monkeypatch, kind, cases):
-    """Where a run takes other memory than was counted before, on this rank.
+    """List the cases in which a run takes other memory than was counted before, on this rank.
 
     A parameter server may be on the CPU, where a node has fewer GPUs than ranks.
     """

@@ -80,7 +80,7 @@ def test_without_staleness_it_trains_the_reference(device: str, job: Job, change
 def test_a_server_on_the_cpu_goes_with_workers_that_have_kernels(
     device: str, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a node has as many GPUs as workers."""
+    """Train the reference as on a node that has as many GPUs as workers."""
     opened = start.open_device
 
     def open_one(choice: str, job: Job, *settings: Any) -> Device:

@@ -59,7 +59,7 @@ def test_sums_and_updates(driver: Driver, job: Job, kind: str) -> None:
 @KINDS
 @pytest.mark.parallel([3])
 def test_late_ranks_change_no_bit(driver: Driver, job: Job, kind: str) -> None:
-    """In each of many steps one rank or another sleeps before, or behind, what it queues."""
+    """Let one rank or another sleep before, or behind, what it queues, in each of many steps."""
     dtype, buckets = np.dtype("f4"), BUCKETS["ragged"]
     plain, late = (Trainer(kind, driver, job, buckets, dtype) for _ in range(2))
     choices = random.Random(7)

@@ -79,7 +79,7 @@ def test_ranks_of_two_nodes_share_nothing(cpu: CpuDriver, job: Job, kept: int) -
 def test_ranks_that_do_not_reach_each_other_share_nothing(
     cpu: CpuDriver, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in containers of one name: one of them suffices, and all take MPI."""
+    """Let one rank fail to open the memory, as in containers of one name: all ranks take MPI."""
     if job.rank == 1:
 
         def out_of_reach(handle: bytes) -> tuple[int, int]:
