@@ -150,7 +150,7 @@ def test_memory_that_ends_on_one_rank_ends_all_with_one_line(where, options):
 @pytest.mark.parametrize("fits", few([False], of=[True, False]))
 def test_memory_is_shown_and_nothing_trained(tmp_path, fits):
     report = tmp_path / "report.json"
-    hidden = "9" if fits else ",".join(["40000"] * 99)
+    hidden = "9" if fits else ",".join(["40000"] * 19)
     arguments = ["--device", "cpu", "--hidden", hidden, "--exchange", "blocking", "--memory"]
     job = train_telling_exit_codes(2, *arguments, "--json", report)
     assert "memory of rank 0" in job.stdout and "epoch 1" not in job.stdout and "phase" not in job.stdout

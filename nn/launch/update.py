@@ -235,17 +235,19 @@ class Update(Work):
         with driver.ledger.of("workspaces", segment.layer):
             largest = max((part.size for part in parts), default=0)
             scratch = DeviceArray.empty(driver, (largest,), dtype).host_view()
-        rule = self.arrays.optimiser
-        return [rule.in_numpy(self._slices(part, scratch[: part.size])) for part in parts]
-
-    def _slices(self, segment: Segment, scratch: np.ndarray) -> Slices:
-        arrays, span = self.arrays, (segment.start, segment.stop)
-        p, g, *states = (
+        arrays, rule = self.arrays, self.arrays.optimiser
+        span = segment.start, segment.stop  # viewed once: a view of each block costs more than its slice
+        views = [
             array.rows(*span).host_view()
             for array in (arrays.parameters, arrays.gradients, *arrays.states.values())
-        )
+        ]
         clock = arrays.clock.host_view() if arrays.clock is not None else np.empty(0)
-        return Slices(p, g, states, segment.decayed, clock, scratch)
+
+        def slices(part: Segment) -> Slices:
+            p, g, *states = (view[part.start - segment.start : part.stop - segment.start] for view in views)
+            return Slices(p, g, states, part.decayed, clock, scratch[: part.size])
+
+        return [rule.in_numpy(slices(part)) for part in parts]
 
 
 @dataclass(frozen=True)

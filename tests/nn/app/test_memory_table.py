@@ -36,6 +36,6 @@ def test_memory_is_printed_and_nothing_is_trained_or_allocated(capsys, monkeypat
     text = capsys.readouterr().out
     assert memory_table(report.memory) in text and not report.epochs
     assert re.search(r"^the run needs 0\.0 MB on the host, which has \d+\.\d [MG]B free$", text, re.M)
-    with pytest.raises(UserError, match=r"needs \d+\.\d GB on the host \(weights 640\.0 GB, .*which has"):
-        train(dataclasses.replace(options, hidden=(40_000,) * 101), console=Console(speaking=True))
-    assert " 640018.560 " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"needs \d+\.\d GB on the host \(weights 64\.0 GB, .*which has"):
+        train(dataclasses.replace(options, hidden=(40_000,) * 11), console=Console(speaking=True))
+    assert " 64004.160 " in capsys.readouterr().out
