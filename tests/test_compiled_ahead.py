@@ -100,6 +100,6 @@ def test_inference_that_is_timed(
 
 
 @pytest.mark.parallel([3])
-@pytest.mark.parametrize("case", few(TOGETHER[::2], of=TOGETHER), ids=str)
+@pytest.mark.parametrize("case", few(TOGETHER[:1], of=TOGETHER), ids=str)
 def test_several(driver: Driver, data: str, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     check(driver, data, case, monkeypatch)

@@ -71,7 +71,7 @@ TRAININGS = [
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("name", "device", "ranks"), few(TRAININGS[2:], of=TRAININGS))
+@pytest.mark.parametrize(("name", "device", "ranks"), few(TRAININGS[-1:], of=TRAININGS))
 def test_training(name: str, device: str, ranks: int) -> None:
     *_, last = example(ranks, name, device)
     match = re.search(r"test accuracy ([\d.]+)$", last)

@@ -127,7 +127,7 @@ class TestStopped:
 class TestKilled:
     """At any time; while it trains, in every exchange: tests/test_killed.py."""
 
-    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("seed", few([0], of=range(2)))
     def test_a_rank_killed_at_any_time_ends_the_job(self, tmp_path: Path, seed: int) -> None:
         self.kill(tmp_path, seed, Way(3, 2 * seed, "--device cpu"))
 
@@ -176,7 +176,7 @@ MORE_BUGS = [
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("way", few([BUGS[0], BUGS[2], BUGS[4]], of=[*BUGS, *MORE_BUGS]), ids=ids)
+@pytest.mark.parametrize("way", few([BUGS[0], BUGS[2]], of=[*BUGS, *MORE_BUGS]), ids=ids)
 def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, way: Way) -> None:
     """While helpers gather rows, kernels wait for other ranks, a checkpoint is written: none holds it up."""
     arguments, bug = way.arguments.replace("FOLDER", str(tmp_path)).split(" | ")

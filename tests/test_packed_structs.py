@@ -22,7 +22,7 @@ from pyrt.redistribute import Redistribution
 from pyrt.redistribute.peer import _PAST_BYTES, _packed_plan, _packed_stage
 from pyrt.redistribute.regions import Region
 from pyrt.redistribute.slices import BYTES, packed_slice
-from tests import spread
+from tests import few, spread
 from tests.pyrt.sources import folder_of
 
 ALL = [pytest.param(make(), id=name) for name, make in OPTIMISERS.items()]
@@ -144,7 +144,7 @@ def test_a_bucket(driver: Driver, dtype: np.dtype, optimiser: Optimiser | None) 
     ]
 
 
-@pytest.mark.parametrize("most", MOST_RANKS)
+@pytest.mark.parametrize("most", few(MOST_RANKS[:1], of=MOST_RANKS))
 def test_a_move(driver: Driver, most: int) -> None:
     """Of one stage, and of two; also where there are fewer ranks than a kernel is compiled for."""
     constants = {"REAL": "float", "MOST_RANKS": most}

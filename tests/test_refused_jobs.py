@@ -54,7 +54,7 @@ BAD = [
 """What is wrong by itself, before MPI starts, on rank 0 alone, and with a path of two lines."""
 
 
-@pytest.mark.parametrize(("arguments", "words"), few([BAD[2], BAD[6]], of=BAD))
+@pytest.mark.parametrize(("arguments", "words"), few([BAD[6]], of=BAD))
 def test_bad_input_is_refused_in_one_line_by_all_ranks_together(arguments, words):
     refused(train_telling_exit_codes(2, *QUICK, *arguments), *words)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pyrt.cache import make_folder
 from tests import few
 from tests.mpi import ROOT, environment
 from tests.train_jobs import QUICK, refused, train, train_telling_exit_codes
@@ -23,12 +24,20 @@ def arrays(path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One run on 4 ranks that prints and writes everything."""
-    folder = tmp_path_factory.mktemp("trained")
-    save, report = folder / "w.npz", folder / "report.json"
-    job = train(4, *QUICK, "--print-every", 2, "--save", save, "--json", report, "--check")
-    assert job.returncode == 0, job.stderr
-    return SimpleNamespace(job=job, save=save, report=json.loads(report.read_text()))
+    """One run on 4 ranks that prints and writes everything; one for all processes that share the tests."""
+
+    def run(scratch):
+        files = "--save", scratch / "w.npz", "--json", scratch / "report.json"
+        job = train(4, *QUICK, "--print-every", 2, *files, "--check")
+        assert job.returncode == 0, job.stderr
+        (scratch / "printed.json").write_text(json.dumps([job.stdout, job.stderr]))
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "trained"
+    make_folder(folder, run)
+    out, err = json.loads((folder / "printed.json").read_text())
+    report = json.loads((folder / "report.json").read_text())
+    return SimpleNamespace(job=SimpleNamespace(stdout=out, stderr=err), save=folder / "w.npz", report=report)
 
 
 def test_only_rank_0_prints_and_nothing_but_what_belongs_to_the_run(trained):

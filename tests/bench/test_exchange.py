@@ -62,7 +62,7 @@ def test_every_way_is_timed(driver: Driver, job: Job, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parallel([2])
-@pytest.mark.parametrize("way", ["root", "blocking", "host"])
+@pytest.mark.parametrize("way", few(["host"], of=["root", "blocking", "host"]))
 def test_numpy_updates_where_there_are_no_kernels(way: str, job: Job) -> None:
     contender = bench.Contender(way, CpuDriver(), job, BUCKETS)
     contender.check()

@@ -164,21 +164,31 @@ def test_where_nsys_is_missing_all_is_left_out(monkeypatch, capsys):
     assert capsys.readouterr().out == "kernels: left out: nsys is not installed\n"
 
 
-@pytest.mark.kernels
-def test_parts_are_those_of_a_training_step(driver, monkeypatch):
-    """On the emulated device in the place of the H100; the plain step has an operation for each kernel."""
+@pytest.fixture
+def parts(driver, monkeypatch):
+    """The parts of a step by a version, on the emulated device in the place of the H100."""
     monkeypatch.setattr(step, "DEVICE", driver.name)
-    options = dataclasses.replace(step.our_options(Case(40), 1, 1), gemm="tiled", placement="resident")
-    _, parts = kernels.parts_of(options, join())
-    names = [name for part in parts for name in part.kernels]
+    options = dataclasses.replace(step.our_options(Case(40), 1, 1), placement="resident")
+    return lambda gemm: kernels.parts_of(dataclasses.replace(options, gemm=gemm), join())[1]
+
+
+@pytest.mark.kernels
+def test_parts_are_those_of_a_training_step(parts):
+    """The plain step has an operation for each kernel."""
+    names = [name for part in parts("tiled") for name in part.kernels]
     assert names == [
         *("gather_batch", "gemm_tiled", "bias_activation", "gemm_tiled", "softmax_head", "column_sums"),
         *("column_sums", "gemm_tiled", "gemm_tiled", "activation_backward", "column_sums", "gemm_tiled"),
         "update",
     ]
+
+
+@pytest.mark.long
+@pytest.mark.kernels
+def test_a_fused_step_has_the_same_operations_in_fewer_parts(driver, parts):
     if driver.architecture not in TENSOR_ARCHITECTURES:
         pytest.skip("needs the tensor cores of sm_90")
-    _, fused = kernels.parts_of(dataclasses.replace(options, gemm="wgmma"), join())
+    fused = parts("wgmma")
     assert len(fused) == 6
-    assert sum(part.flops for part in fused[:-1]) == sum(part.flops for part in parts[:-1])
+    assert sum(part.flops for part in fused[:-1]) == sum(part.flops for part in parts("tiled")[:-1])
     assert [part.tensor_flops // (2 * 40 * 784 * 512) for part in fused] == [0, 3, 0, 0, 3, 0]

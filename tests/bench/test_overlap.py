@@ -174,6 +174,7 @@ def test_the_slowest_rank_decides() -> None:
     assert overlap.slowest(job, us(10.0 + job.rank)) == us(11.0)
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel([2])
 def test_all_of_it(small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

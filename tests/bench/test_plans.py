@@ -48,6 +48,7 @@ def test_lines_of_the_baseline_survive_other_output():
     assert list(parse_lines(text)) == [Line("PyTorch 2, DDP", Times(2.0, 1.0, 3.0))]
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_every_plan_is_run_and_predicted(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = job.comm.bcast(str(tmp_path))

@@ -41,6 +41,7 @@ def clock(driver: Driver) -> StreamClock:
 MINE = [(1, ["thread", "warp", "vector"]), (33, ["vector", "lanes", "tile"])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "mine"), few(MINE[:1], of=MINE))
 def test_every_way_is_checked_and_timed(
     clock: StreamClock, library: KernelLibrary, batch: int, mine: list[str]

@@ -77,6 +77,7 @@ def test_what_the_cases_need_is_compiled_ahead(monkeypatch):
     assert {*wanted, library.source("gemm/split", {"REAL": "float"})} == set(ahead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", few(SMALL[:1], of=SMALL), ids=str)
 def test_every_cut_is_right_and_timed(cores_library, case):
     driver = cores_library.driver

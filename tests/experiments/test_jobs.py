@@ -74,6 +74,7 @@ def test_train_gives_the_report_or_says_why_there_is_none(setup):
     assert jobs.failed_rows(report) == []
 
 
+@pytest.mark.long
 def test_compress_says_why_there_is_no_report(setup):
     failed = jobs.compress(["nothing.npz", "--out", "light.txt"], setup)
     assert list(failed) == [FAILED]

@@ -185,6 +185,7 @@ def test_steps_measured_here_are_not_drawn_into_the_map_of_another_machine(tmp_p
     assert both[:2] == alone and drawn == [(tmp_path / figure.file).read_bytes() for figure in alone]
 
 
+@pytest.mark.long
 def test_any_kind_of_rows_may_be_missing(tmp_path):
     there = setup(tmp_path, 2)
     assert plans.section(frame(), there).findings == []

@@ -35,7 +35,7 @@ from tests.fuzz.readers import READERS, Reader, each, pack_idx
 from tests.fuzz.watch import examine, watching
 
 examples = settings(
-    max_examples=5_000 if LONG else 10,
+    max_examples=5_000 if LONG else 5,
     derandomize=not LONG,
     print_blob=True,
     database=None,

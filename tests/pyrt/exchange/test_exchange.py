@@ -46,7 +46,7 @@ def cases(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Bucket], np.dtyp
         yield name, buckets, np.dtype(dtype)
 
 
-@pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
+@pytest.mark.parallel(few([2], of=[1, 2, 3, 4]))
 def test_host_memory(job: Job, piece_bytes: int) -> None:
     """On a device that does everything at once, and on one that does everything late."""
     names = ON_HOST if piece_bytes == PIECES[0] else ["host"]  # which alone has pieces

@@ -141,7 +141,9 @@ def test_a_worker_gives_its_parameters_to_all(device: Driver, dtype: str, atomic
         assert array.to_host().tobytes() == new.tobytes()
 
 
-@CASES
+@pytest.mark.parametrize(
+    ("dtype", "atomic"), few([("f8", True)], of=spread(["f4", "f8"], [False, True], by=2))
+)
 def test_one_worker_has_the_bits_of_one_rank(device: Driver, job: Job, dtype: str, atomic: bool) -> None:
     for name, buckets in BUCKETS.items():
         alone, worker = (

@@ -217,9 +217,7 @@ WAYS = list(itertools.product(redistribute.CHOICES, (F4, F8)))
 
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
-@pytest.mark.parametrize(
-    ("way", "dtype"), few([("host", F4), ("device", F8), ("peer", F4)], of=WAYS), ids=str
-)
+@pytest.mark.parametrize(("way", "dtype"), few([("device", F8), ("peer", F4)], of=WAYS), ids=str)
 def test_moves_of_a_device(
     driver: Driver, job: Job, way: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,7 +226,7 @@ def test_ranks_use_each_others_memory_under_the_checks(job: Job) -> None:
 
 
 @pytest.mark.parallel([3])
-@pytest.mark.parametrize("kind", ["peer", "peer flags"])
+@pytest.mark.parametrize("kind", few(["peer"], of=["peer", "peer flags"]))
 def test_ranks_train_over_peer_memory_under_the_checks(job: Job, kind: str) -> None:
     """In other orders too: the same bits, and nothing is reported."""
     orders = [(True, None), (True, 0), (False, 1), (False, 2)]
