@@ -1,10 +1,9 @@
 """Compile every kernel for all its architectures; needs no GPU.
 
-Compiles as many combinations of a kernel's constants for the newest architecture as contain every pair of
-their values, or every combination where PYRT_LONG=1 is set; for the older ones, whose code differs in a few
-places, as contain every value. An activation is a function that a kernel calls whatever its other constants
-are: each is there once, for the newest. Of two older architectures with the same code the newer one is left
-out.
+Compiles for the newest architecture as many combinations of a kernel's constants as contain every value of
+each line of them, or every combination where PYRT_LONG=1 is set. The older ones, whose code differs in a
+few places, take every value of a file, and any activation: it is a function that a kernel calls whatever
+its other constants are. Of two older ones with the same code the newer one is left out.
 
     compile_kernels.py [FILE.cu ...]      all of kernels/ by default
 
@@ -33,14 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tqdm import tqdm
 
 from pyrt.driver.nvcc import options
-from pyrt.kernels import KERNELS, all_constants, architectures, flatten, with_constants
+from pyrt.kernels import KERNELS, architectures, constants_by_line, flatten, with_constants
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")
 COLUMNS = "{:22s} {:>8s} {:18s} {:>9s} {:>7s} {:>7s} {:>3s}"
 """The format of a line."""
 
 CALLED = "ACTIVATION"
-"""The constant whose values meet one combination of the others, not all."""
+"""The constant of which older architectures take any value."""
 
 LONG = os.environ.get("PYRT_LONG", "0") != "0"
 
@@ -108,15 +107,21 @@ def main(arguments: list[str]) -> int:
 
 
 def jobs_of(file: Path) -> list[tuple[Path, dict[str, str], str]]:
-    """What `compile_one` is to be given for all of a file."""
+    """Return what `compile_one` is to be given for all of a file."""
     *older, newest = architectures(file.read_text()) or ARCHITECTURES
-    combinations = all_constants(file.read_text())
+    lines = constants_by_line(file.read_text())
+    together = list(itertools.chain(*lines))
+    values = {name for constants in together for name in constants}
     return [
-        *((file, constants, newest) for constants in (combinations if LONG else covering(combinations, 2))),
+        *(
+            (file, constants, newest)
+            for line in lines
+            for constants in (line if LONG else covering(line, values))
+        ),
         *(
             (file, constants, one)
-            for one in different(older, flatten(file, [KERNELS], combinations[0]))
-            for constants in covering(combinations, 1)
+            for one in different(older, flatten(file, [KERNELS], together[0]))
+            for constants in covering(together, values - {CALLED})
         ),
     ]
 
@@ -128,20 +133,18 @@ def different(names: Sequence[str], source: str) -> list[str]:
     return [name for name in names if name in {code: name for name, code in codes.items()}.values()]
 
 
-def covering(combinations: Sequence[dict[str, str]], together: int) -> list[dict[str, str]]:
-    """A few of the combinations, in which every value of every constant is, or every two values that meet."""
+def covering(combinations: Sequence[dict[str, str]], names: set[str]) -> list[dict[str, str]]:
+    """Return a few of the combinations, in which every value of these constants is."""
 
-    def parts(constants: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
-        items = sorted(item for item in constants.items() if item[0] != CALLED)
-        of_call = {((CALLED, constants[CALLED]),)} if together > 1 and CALLED in constants else set()
-        return of_call | set(itertools.combinations(items, min(together, len(items))))
+    def values(constants: dict[str, str]) -> set[tuple[str, str]]:
+        return {item for item in constants.items() if item[0] in names}
 
-    missing = {part for constants in combinations for part in parts(constants)}
+    missing = {value for constants in combinations for value in values(constants)}
     chosen = []
     while missing:
-        best = max(combinations, key=lambda constants: len(missing & parts(constants)))
+        best = max(combinations, key=lambda constants: len(missing & values(constants)))
         chosen.append(best)
-        missing -= parts(best)
+        missing -= values(best)
     return chosen or list(combinations[:1])
 
 

@@ -152,11 +152,18 @@ def architectures(source: str) -> list[str] | None:
 
 
 def all_constants(source: str, directories: Sequence[Path] = (KERNELS,)) -> list[dict[str, str]]:
-    """Every combination of the declared constants; of a pattern of headers, each that there is."""
+    """List every combination of the declared constants; of a pattern of headers, each that there is."""
+    return list(itertools.chain(*constants_by_line(source, directories)))
+
+
+def constants_by_line(source: str, directories: Sequence[Path] = (KERNELS,)) -> list[list[dict[str, str]]]:
+    """List the combinations of each line of declared constants; one empty one where there is no line."""
     return [
-        dict(zip(line, values, strict=True))
+        [
+            dict(zip(line, values, strict=True))
+            for values in itertools.product(*(_expanded(values, directories) for values in line.values()))
+        ]
         for line in declared_constants(source) or [{}]
-        for values in itertools.product(*(_expanded(values, directories) for values in line.values()))
     ]
 
 
