@@ -14,7 +14,7 @@ from nn.app.options import Options
 from nn.parallel import plan_files
 from nn.parallel.plan import SAMPLES, SPLITS, Plan
 from nn.program.update import ParameterUpdate
-from nn.train.training import Diverged
+from nn.train.diverged import Diverged
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork

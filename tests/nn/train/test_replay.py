@@ -15,9 +15,9 @@ from nn.input import placement, streamed, upload_queue
 from nn.input.schedule import Schedule
 from nn.launch.gemm.versions import runs_gemm
 from nn.parallel import buckets
+from nn.train.diverged import Diverged
 from nn.train.replay import MOST, is_timed, next_run
 from nn.train.step_queue import StepQueue
-from nn.train.training import Diverged
 from pyrt.errors import UserError
 from pyrt.job import join
 from tests import few

@@ -26,8 +26,8 @@ from nn.model.initial import initial_values
 from nn.model.network import Network
 from nn.optimisers import Sgd
 from nn.train import check
+from nn.train.diverged import Diverged
 from nn.train.trainer import Trainer
-from nn.train.training import Diverged
 from pyrt.devices import open_device
 from pyrt.errors import UserError
 from pyrt.exchange.registry import exchanges
