@@ -49,11 +49,6 @@ SERVER = using(
 """Five batches of 20 an epoch."""
 
 
-@pytest.fixture
-def job() -> Job:
-    return join()
-
-
 SYNCHRONOUS: list[dict[str, Any]] = [
     {"servers": 2, "samples": 41},  # a last batch of one sample: a worker has none
     {"optimiser": "adam", "lr": 0.01, "eps": 1e-4, "placement": "stream", "samples": 60, "val_fraction": 0.2},
