@@ -13,7 +13,7 @@ from nn.files import net_files
 from nn.input import distribute
 from nn.input.dataset import MOST_CLASSES
 from nn.model import net_text
-from nn.problem.option import at_least, is_positive, require
+from nn.problem.option import require, require_positive, require_whole
 from nn.program.light_weights import DENSE, require_way
 from pyrt.errors import UserError, shown
 from pyrt.exchange.registry import asynchronous
@@ -52,16 +52,10 @@ def _validate_network(options: Options) -> None:
 
 
 def _validate_numbers(options: Options) -> None:
-    for name in ("classes", "latency"):
-        value = getattr(options, name)
-        require(name, value, at_least(value, 1), "a whole number, 1 or more")
+    require_whole(options, 1, "classes", "latency")
     require("classes", options.classes, (options.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
-    for name in ("order_seed", "stats"):
-        value = getattr(options, name)
-        require(name, value, at_least(value, 0), "a whole number, 0 or more")
-    for name in ("lr", "eps"):
-        value = getattr(options, name)
-        require(name, value, is_positive(value), "a finite number above 0")
+    require_whole(options, 0, "order_seed", "stats")
+    require_positive(options, "lr", "eps")
     require("reg", options.reg, math.isfinite(options.reg) and options.reg >= 0, "a finite number, 0 or more")
     for name in ("momentum", "beta1", "beta2"):
         value = getattr(options, name)

@@ -24,20 +24,25 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def at_least(value: int | None, least: int) -> bool:
-    """Return whether a number is None, or ``least`` or more."""
-    return value is None or value >= least
-
-
-def is_positive(value: float | None) -> bool:
-    """Return whether a number is None, or finite and above 0."""
-    return value is None or (math.isfinite(value) and value > 0)
-
-
 def require(name: str, value: object, holds: bool | np.bool, what: str) -> None:
     """Raise UserError, which names the option, unless it holds."""
     if not holds:
         raise UserError(f"{flag(name)} {value}: must be {what}")
+
+
+def require_whole(options: object, least: int, *names: str) -> None:
+    """Raise UserError for the first of these options that is a number below ``least``; None passes."""
+    for name in names:
+        value = getattr(options, name)
+        require(name, value, value is None or value >= least, f"a whole number, {least} or more")
+
+
+def require_positive(options: object, *names: str) -> None:
+    """Raise UserError for the first of these options that is a number, but not finite and above 0."""
+    for name in names:
+        value = getattr(options, name)
+        holds = value is None or (math.isfinite(value) and value > 0)
+        require(name, value, holds, "a finite number above 0")
 
 
 def flag(name: str) -> str:

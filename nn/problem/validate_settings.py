@@ -10,7 +10,7 @@ import numpy as np
 
 from nn.input import validation_split
 from nn.parallel.plan import FORK_JOIN
-from nn.problem.option import at_least, flag, is_positive, require
+from nn.problem.option import flag, require, require_positive, require_whole
 from pyrt.errors import UserError, shown
 from pyrt.exchange.registry import asynchronous
 
@@ -22,7 +22,7 @@ def validate(settings: Settings) -> None:
     """Raise UserError, which names the option, for the first value that makes no sense."""
     _validate_numbers(settings)
     _validate_choices(settings)
-    require("keep", settings.keep, settings.keep >= 1, "a whole number, 1 or more")
+    require_whole(settings, 1, "keep")
     if not re.fullmatch("[1-9][0-9]{0,14}(ep)?", settings.checkpoint_every):
         raise UserError(
             f"--checkpoint-every {shown(settings.checkpoint_every)}: must be steps, as 500, or epochs, as 2ep"
@@ -43,16 +43,10 @@ def validate(settings: Settings) -> None:
 
 
 def _validate_numbers(settings: Settings) -> None:
-    for name in ("batch", "samples", "print_every", "check_each", "ranks_per_node"):
-        value = getattr(settings, name)
-        require(name, value, at_least(value, 1), "a whole number, 1 or more")
+    require_whole(settings, 1, "batch", "samples", "print_every", "check_each", "ranks_per_node")
     require("samples", settings.samples, (settings.samples or 1) < 2**63, "a whole number below 2^63")
-    for name in ("epochs", "seed"):
-        value = getattr(settings, name)
-        require(name, value, at_least(value, 0), "a whole number, 0 or more")
-    for name in ("pixel_scale", "tolerance"):
-        value = getattr(settings, name)
-        require(name, value, is_positive(value), "a finite number above 0")
+    require_whole(settings, 0, "epochs", "seed")
+    require_positive(settings, "pixel_scale", "tolerance")
     fraction = settings.val_fraction
     require("val_fraction", fraction, 0 <= fraction < 1, "a number from 0 to below 1")
 
@@ -86,7 +80,7 @@ def _validate_plan(settings: Settings) -> None:
 def _validate_asynchrony(settings: Settings) -> None:
     if settings.atomic and settings.exchange != "hogwild":
         raise UserError("--atomic: goes with --exchange hogwild")
-    require("servers", settings.servers, settings.servers >= 1, "a whole number, 1 or more")
+    require_whole(settings, 1, "servers")
     if not re.fullmatch("inf|0|[1-9][0-9]{0,8}", settings.staleness):
         raise UserError(f"--staleness {shown(settings.staleness)}: must be steps, 0 or more, or inf")
     if not settings.epoch_barrier and settings.exchange not in asynchronous():
