@@ -21,7 +21,7 @@ import numpy as np
 from tabulate import tabulate
 
 from bench.nets import MATHS, baseline, network_of
-from bench.program import WrongResult, require_gpu, start
+from bench.program import WrongResult, read_names, require_gpu, start
 from nn.model import reference
 from nn.model.initial import initial_values
 from nn.train.latency import Latency
@@ -87,12 +87,7 @@ def ours(name: str) -> Iterator[tuple[Case, Latency]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser("latency.py", __doc__)
-    parser.add_argument("names", nargs="*", metavar="NET", help=f"{', '.join(NUMBERS)} (default: all)")
-    names = parser.parse_args(arguments).names or list(NUMBERS)
-    for name in names:
-        if name not in NUMBERS:
-            parser.error(f"no network is called {name}: there are {', '.join(NUMBERS)}")
+    names = read_names(Parser("latency.py", __doc__), arguments, "NET", "network", NUMBERS)
     require_gpu()
     for name in names:
         mine = dict(ours(name))

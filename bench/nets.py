@@ -27,7 +27,7 @@ from tabulate import tabulate
 
 from bench import step
 from bench.baselines.work import CLASSES, INPUTS
-from bench.program import require_gpu, start
+from bench.program import read_names, require_gpu, start
 from bench.timing import Times
 from nn.model.net_text import IMAGES, make_network
 from nn.model.network import Network
@@ -184,12 +184,7 @@ def baseline(*words: str, program: str = "torch_nets.py") -> Iterator[dict[str, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser("nets.py", __doc__)
-    parser.add_argument("names", nargs="*", metavar="NET", help=f"{', '.join(NETS)} (default: all)")
-    names = parser.parse_args(arguments).names or list(NETS)
-    for name in names:
-        if name not in NETS:
-            parser.error(f"no network is called {name}: there are {', '.join(NETS)}")
+    names = read_names(Parser("nets.py", __doc__), arguments, "NET", "network", NETS)
     require_gpu()
     failures: list[str] = []
     for name in names:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
+from pyrt.arguments import Parser
 from pyrt.errors import UserError
 from pyrt.job.ending import drop_output
 
@@ -29,6 +30,22 @@ def start(program: str, main: Callable[[Sequence[str]], int]) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+def read_names(
+    parser: Parser, arguments: Sequence[str], metavar: str, kind: str, known: Collection[str]
+) -> list[str]:
+    """Read the names of a command line; all that are ``known`` where it has none.
+
+    ``metavar`` stands for a name in the help, ``kind`` in the UserError for a name that is not known.
+    """
+    all_of_them = ", ".join(known)
+    parser.add_argument("names", nargs="*", metavar=metavar, help=f"{all_of_them} (default: all)")
+    names: list[str] = parser.parse_args(arguments).names or list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f"no {kind} is called {name}: there are {all_of_them}")
+    return names
 
 
 def require_gpu() -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from tabulate import tabulate
 
 from bench.nets import baseline
-from bench.program import WrongResult, require_gpu, start
+from bench.program import WrongResult, read_names, require_gpu, start
 from bench.timing import Times, alternate, repetition
 from nn.launch.binary import BinaryProduct, binarise
 from nn.launch.csr import Csr, SparseMatrix, csr_of
@@ -286,12 +286,7 @@ FORMATS = ("", ".1f", "", ".1f", "", ".1f", ".2f", ".2f", ".1e")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser("sparse.py", __doc__)
-    parser.add_argument("names", nargs="*", metavar="LAYER", help=f"{', '.join(LAYERS)} (default: all)")
-    names = parser.parse_args(arguments).names or list(LAYERS)
-    for name in names:
-        if name not in LAYERS:
-            parser.error(f"no layer is called {name}: there are {', '.join(LAYERS)}")
+    names = read_names(Parser("sparse.py", __doc__), arguments, "LAYER", "layer", LAYERS)
     require_gpu()
     import pyrt
 

@@ -97,7 +97,7 @@ def take(points: Sequence[Point], setup: Setup) -> Iterator[Taken]:
 def measure(point: Point, job: Job, folder: Path) -> list[Row]:
     """Return a row an epoch; if the training diverges, return one row of infinite loss."""
     from nn.app.options import Options
-    from nn.train.training import Diverged
+    from nn.train.diverged import Diverged
     from train import train
 
     options = Options(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -217,6 +217,21 @@ def pinned(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike, write_only:
     dtype = np.dtype(dtype)
     block = driver.allocate_pinned(math.prod(shape) * dtype.itemsize, write_only)
     return block.view(dtype).reshape(shape)
+
+
+class Mapped(NamedTuple):
+    """A page-locked host array, as the host sees it and as kernels do."""
+
+    host: np.ndarray
+    device: DeviceArray
+
+
+def mapped(driver: Driver, shape: tuple[int, ...], dtype: DTypeLike) -> Mapped:
+    """Make a page-locked host array that kernels read and write where it lies."""
+    dtype = np.dtype(dtype)
+    block, pointer = driver.allocate_mapped(math.prod(shape) * dtype.itemsize)
+    host = block.view(dtype).reshape(shape)
+    return Mapped(host, DeviceArray(driver, pointer, tuple(shape), dtype, _row_length(shape)))
 
 
 Empty = Callable[[tuple[int, ...], DTypeLike], DeviceArray]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from pyrt.arrays import DeviceArray
+from pyrt.arrays import DeviceArray, mapped
 from pyrt.driver import Driver, StreamHandle
 from pyrt.job import Job
 from pyrt.job.watchdog import Watchdog
@@ -44,8 +44,8 @@ class NodeMemory:
         self._driver, self._job, self._node, self._stream = driver, job, node, stream
         with job.agree():  # memory may end on one of them
             self._made = make()
-            mapped, self.given_up = driver.allocate_mapped(4)
-        self._given_up = mapped.view(np.int32)
+            self._given_up, on_device = mapped(driver, (1,), np.int32)
+        self.given_up = on_device.pointer
         self.arrays = self._exchange_handles([*lent, *self._made])
         with ExitStack() as opened:
             with job.agree():  # another node's ranks may not reach each other

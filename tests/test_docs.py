@@ -27,7 +27,7 @@ from experiments import STUDIES
 from nn.app.command_line import GROUPS, parse
 from nn.app.options import Options
 from nn.autotune.__main__ import parse as parse_autotune
-from nn.problem.settings import flag
+from nn.problem.option import flag
 from tests.mpi import ROOT, TIMEOUT, environment
 
 README = ROOT / "README.md"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import train
-from nn.train.training import Diverged
+from nn.train.diverged import Diverged
 from pyrt.job import join
 from tests.mpi import ROOT, mpirun
 

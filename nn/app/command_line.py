@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nn.app.options import WRITTEN, Options
+from nn.app.options import Options
+from nn.app.written_files import WRITTEN
 from nn.checkpoints.versions import version
 from nn.files.write import STDOUT
-from nn.problem.settings import flag
+from nn.problem.option import flag
 from pyrt.arguments import Parser
 
 GROUPS: dict[str, tuple[str, ...]] = {

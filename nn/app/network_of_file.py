@@ -15,7 +15,7 @@ from nn.model.dense import Dense
 from nn.model.layer import Layer
 from nn.model.net_text import layers_of, layers_of_text
 from nn.model.network import ACTIVATIONS, LARGEST, LOSSES, text_of
-from nn.problem.settings import flag
+from nn.problem.option import flag
 from pyrt.errors import UserError, shown
 from pyrt.job import Job
 

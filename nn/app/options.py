@@ -1,4 +1,4 @@
-"""The options of train.py with their defaults, limits and help. `nn/app/command_line.py` reads them."""
+"""The options of train.py with their defaults and help. `nn/app/command_line.py` reads them."""
 
 # ruff: noqa: RUF009 (option is dataclasses.field, with immutable defaults)
 
@@ -6,29 +6,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nn.app import recording
-from nn.files import net_files
+from nn.app.validate_options import validate
+from nn.app.written_files import WRITTEN
 from nn.input import distribute
-from nn.input.dataset import CHANNELS, LAST, MOST_CLASSES
+from nn.input.dataset import CHANNELS, LAST
 from nn.input.named_sets import SETS
 from nn.model import net_text
 from nn.model.net_text import NAMES
 from nn.model.network import ACTIVATIONS, LOSSES, Network
 from nn.optimisers import OPTIMISERS
 from nn.optimisers.base import Optimiser, rates_of
-from nn.problem.settings import Settings, at_least, flag, is_positive, option, require
-from nn.program.light_weights import DENSE, WAYS, require_way
+from nn.problem.option import flag, option
+from nn.problem.settings import Settings
+from nn.program.light_weights import DENSE, WAYS
 from pyrt import devices
-from pyrt.errors import UserError, shown
-from pyrt.exchange.registry import asynchronous
-
-WRITTEN = ("save", "export", "json", "predictions", "save_plan", "timeline")
-"""The options whose file the run writes; any one of them may be standard output (nn/files/write.py)."""
 
 
 @dataclass(frozen=True)
@@ -170,101 +165,7 @@ class Options(Settings):
         super().__post_init__()
         if self.lr is None:
             object.__setattr__(self, "lr", OPTIMISERS[self.optimiser].lr)
-        if not self.hidden and self.activation != Options.activation:
-            raise UserError("--activation: --hidden none has no hidden layers: leave it out")
-        if self.net is not None and (self.hidden, self.activation) != (Options.hidden, Options.activation):
-            raise UserError("--net says all layers: leave out --hidden and --activation")
-        if self.net is not None and not net_files.is_file(self.net):
-            net_text.layers_of(self.net, 1)  # before the data are read
-        for size in self.hidden:
-            require("hidden", size, size >= 1, "layers of 1 unit or more")
-        for name in ("classes", "latency"):
-            require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
-        require("classes", self.classes, (self.classes or 1) <= MOST_CLASSES, f"at most {MOST_CLASSES}")
-        for name in ("order_seed", "stats"):
-            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
-        for name in ("lr", "eps"):
-            require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
-        require("reg", self.reg, math.isfinite(self.reg) and self.reg >= 0, "a finite number, 0 or more")
-        for name in ("momentum", "beta1", "beta2"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
-        self._check_what_is_done()
-
-    def _check_what_is_done(self) -> None:
-        if self.evaluate and self.init is None:
-            raise UserError("--evaluate: give the parameters to evaluate with --init FILE.npz")
-        if self.evaluate and (self.save or self.check):
-            raise UserError("--evaluate trains nothing: leave out --save and --check")
-        if self.evaluate and self.checkpoint:
-            raise UserError(
-                "--evaluate trains nothing: leave out --checkpoint; --init takes a checkpoint's file"
-            )
-        if self.predictions and not self.evaluate:
-            raise UserError("--predictions: goes with --evaluate and --init FILE.npz")
-        if self.latency and not self.evaluate:
-            raise UserError("--latency: goes with --evaluate and --init FILE.npz")
-        if self.latency and (self.profile or self.check_each):
-            raise UserError(
-                "--latency times the work as it runs by itself: leave out --profile and --check-each"
-            )
-        self._check_weights()
-        self._check_distribution()
-        if (self.sanitize or self.order_seed is not None) and self.device != "emulated":
-            raise UserError("--sanitize, --order-seed: go with --device emulated")
-        if self.check and self.exchange in asynchronous() and not self.asynchrony.is_synchronous:
-            others = ", or give --staleness 0" if self.exchange == "server" else ""
-            raise UserError(
-                f"--exchange {self.exchange}: trains another network each time, which --check would not find "
-                f"in the reference: leave out --check{others}"
-            )
-        if self.elastic and self.exchange != "server":
-            raise UserError("--elastic: goes with --exchange server")
-        if self.elastic and (self.evaluate or self.check):
-            raise UserError("--elastic: goes with training alone: leave out --evaluate and --check")
-        if self.shards_kept > 1 and not self.elastic:
-            raise UserError("--shards-kept: goes with --elastic")
-        if self.tolerance is not None and not self.check:
-            raise UserError("--tolerance: goes with --check")
-        trains = not (self.evaluate or self.memory) and self.epochs > 0
-        recording.require(self.timeline, self.timeline_steps, trains)
-        self._check_files()
-
-    def _check_weights(self) -> None:
-        if self.weights == DENSE:
-            return
-        option = f"--weights {self.weights}"
-        if not self.evaluate:
-            raise UserError(f"{option}: goes with --evaluate and --init FILE")
-        if self.plan != "data":
-            raise UserError(
-                f"{option}: each rank has all of the weights: leave out --plan {shown(self.plan)}"
-            )
-        if self.export:
-            raise UserError(f"{option}: --export writes dense weights: leave one of them out")
-        require_way(self.weights, self.dtype)
-
-    def _check_distribution(self) -> None:
-        if self.distribute == distribute.WHOLE:
-            return
-        reasons = {
-            "leave out --evaluate": self.evaluate,
-            "leave out --check, which trains the reference on the whole set": self.check,
-            "give --no-shuffle: shuffled batches take rows from everywhere": self.shuffle,
-            "leave out --plan: parts are those of a batch": self.plan != "data",
-            "use --placement stream: each rank has a part of the set alone": self.placement == "resident",
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise UserError(f"--distribute parts: {reason}")
-
-    def _check_files(self) -> None:
-        if self.save and self.save.suffix.lower() == ".onnx":
-            raise UserError(f"--save {shown(self.save)}: writes what --init reads; --export writes ONNX")
-        if self.export and self.export.suffix.lower() in (".npz", ".safetensors", ".pyrtz"):
-            raise UserError(f"--export {shown(self.export)}: writes ONNX: call it FILE.onnx, or --save it")
-        files = self.written.values()
-        if len(set(map(os.path.realpath, files))) < len(files):
-            raise UserError(f"{', '.join(map(flag, WRITTEN))}: name a file of its own for each")
+        validate(self)
 
     def make_network(self, image: tuple[int, ...], classes: int) -> Network:
         """Make the network for images of this shape; nn/app/network_of_file.py reads a file before."""

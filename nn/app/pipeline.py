@@ -20,10 +20,11 @@ from nn.parallel import plan_files
 from nn.parallel.plan import Plan
 from nn.problem.progress import Epoch, Progress
 from nn.train import check
+from nn.train.diverged import require_finite_scores
 from nn.train.evaluation import Scores, score
 from nn.train.latency import Latency, counts, measure
-from nn.train.trainer import Trainer, require_finite
-from nn.train.training import Watcher
+from nn.train.trainer import Trainer
+from nn.train.watcher import Watcher
 from nn.train.workers import LostRank
 from pyrt.job import Job
 
@@ -128,7 +129,7 @@ class Pipeline:
         epochs, test = progress.epochs, self.trainer.setup.test
         self.trainer.require_finite_parameters()
         scores = test.scores() if test is not None else None
-        require_finite(scores)
+        require_finite_scores(scores)
         result = self._check(scores, epochs) if self.options.check else None
         self._save(epochs, scores)
         losses = self.trainer.training.printed
@@ -142,7 +143,7 @@ class Pipeline:
         loss = self.trainer.problem.network.loss
         scores = score(logits, test.labels, loss) if logits is not None else None
         scores = self._job.comm.bcast(scores)
-        require_finite(scores)
+        require_finite_scores(scores)
         path = self.options.predictions
         with self.trainer.runtime.phases.phase("save"), self._job.agree():
             if logits is not None and path is not None:

@@ -17,7 +17,7 @@ from nn.checkpoints.folder import is_own_file
 from nn.checkpoints.resume_point import ResumePoint
 from nn.files import onnx, parameters
 from nn.files.write import require_writable
-from nn.problem.settings import flag
+from nn.problem.option import flag
 from pyrt.devices import open_device
 from pyrt.errors import UserError, shown
 from pyrt.job import AgreedError, Job

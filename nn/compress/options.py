@@ -18,7 +18,7 @@ from nn.model.dense import Dense
 from nn.model.network import Network
 from nn.optimisers import OPTIMISERS
 from nn.optimisers.base import rates_of
-from nn.problem.settings import require
+from nn.problem.option import require
 from pyrt.arguments import Parser
 from pyrt.errors import UserError, shown
 from pyrt.job import Job

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from nn.launch.gemm.components import Components
-from nn.launch.shapes import matrix_shape, require_shape
+from nn.launch.shapes import matrix_shape, require_aligned, require_shape
 from nn.launch.tensor_classifier import THREADS, shared_bytes, slice_for
 from pyrt.arrays import DeviceArray
 from pyrt.kernels import Kernel, Launch, blocks
@@ -208,6 +208,8 @@ class FusedClassifier:
         grid, width = self._blocks(partials)
         if dZ is None or not _fit(rows, hidden, made, dZ):
             raise ValueError(f"tensor_classifier: A as {made} and dZ as {dZ} are not one component each")
+        require_aligned("tensor_classifier", 8, W=self.W)
+        require_aligned("tensor_classifier", 16, partials=partials)
         columns = slice_for(hidden)
         kernel = kernels.kernel(
             "nn/tensor_classifier",

@@ -130,9 +130,8 @@ class Kernels:
 
     def classifier_reads_components(self, hidden: int, classes: int) -> bool:
         """Return whether that kernel reads the hidden layer as one bf16 component, on tensor cores."""
-        driver = self.driver
-        fits = tensor_classifier_fits(hidden, classes, driver.shared_memory)
-        return self.uses_components and self.components == 1 and self.math == "bf16" and fits
+        fits = tensor_classifier_fits(hidden, classes, self.driver.shared_memory)
+        return self.uses_components and self.components == 1 and fits
 
     def takes_few_rows(self, product: Product) -> bool:
         """Return whether a product of inference is done by the kernel for few rows."""

@@ -41,6 +41,13 @@ def require_shape(kernel: str, shape: tuple[int, ...], **arrays: DeviceArray) ->
             raise ValueError(f"{kernel}: {name} of shape {array.shape} is not a contiguous {shape}")
 
 
+def require_aligned(kernel: str, nbytes: int, **arrays: DeviceArray) -> None:
+    """ValueError unless each array begins at a multiple of so many bytes."""
+    for name, array in arrays.items():
+        if array.pointer % nbytes:
+            raise ValueError(f"{kernel}: {name} at {array.pointer:#x} is not at a multiple of {nbytes} bytes")
+
+
 def launches(rows: int) -> list[tuple[int, int]]:
     """Return start and stop of the rows of each launch, where a grid has a block down for each row."""
     return [(start, min(start + MAX_GRID_Y, rows)) for start in range(0, rows, MAX_GRID_Y)]

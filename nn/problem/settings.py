@@ -1,18 +1,14 @@
-"""The settings of a training, with their defaults, limits and help; options of the command line are more."""
+"""The settings of a training, with their defaults and help; options of the command line are more."""
 
 # ruff: noqa: RUF009 (option is dataclasses.field, with immutable defaults)
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from nn.input import placement, validation_split
 from nn.input.augment import Augmentation
@@ -20,6 +16,8 @@ from nn.launch.conv.versions import CONV_VERSIONS
 from nn.launch.gemm.components import COMPONENTS
 from nn.launch.gemm.versions import GEMM_VERSIONS
 from nn.parallel.plan import FORK_JOIN
+from nn.problem.option import option
+from nn.problem.validate_settings import validate
 from pyrt.errors import UserError, shown
 from pyrt.exchange import SYNCHRONOUS, Asynchrony
 from pyrt.exchange.registry import asynchronous, choices
@@ -31,18 +29,6 @@ DTYPES = ("float32", "float64")
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-11, "tf32": 5e-3, "bf16": 5e-2}
 """Relative max norm up to which ``--check`` calls parameters equal, by dtype, in float32 by ``--math``."""
-
-
-def option(
-    default: Any,
-    help: str,
-    metavar: str | None = None,
-    choices: Sequence[str] = (),
-    unoffered: Sequence[str] = (),
-) -> Any:
-    """Make a field of options; ``unoffered``: choices that Python has and the command line has not."""
-    metadata = {"help": help, "metavar": metavar, "choices": choices, "unoffered": unoffered}
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -165,69 +151,7 @@ class Settings:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         if self.augment is not None:
             object.__setattr__(self, "augment", str(Augmentation.read(self.augment)))
-        for name in ("batch", "samples", "print_every", "check_each", "ranks_per_node"):
-            require(name, getattr(self, name), at_least(getattr(self, name), 1), "a whole number, 1 or more")
-        require("samples", self.samples, (self.samples or 1) < 2**63, "a whole number below 2^63")
-        for name in ("epochs", "seed"):
-            require(name, getattr(self, name), at_least(getattr(self, name), 0), "a whole number, 0 or more")
-        for name in ("pixel_scale", "tolerance"):
-            require(name, getattr(self, name), is_positive(getattr(self, name)), "a finite number above 0")
-        fraction = self.val_fraction
-        require("val_fraction", fraction, 0 <= fraction < 1, "a number from 0 to below 1")
-        for field in dataclasses.fields(self):
-            choices, value = field.metadata["choices"], getattr(self, field.name)
-            if choices and value not in (*choices, *field.metadata["unoffered"]):
-                require(field.name, value, False, f"one of {', '.join(choices)}")
-        require("keep", self.keep, self.keep >= 1, "a whole number, 1 or more")
-        if not re.fullmatch("[1-9][0-9]{0,14}(ep)?", self.checkpoint_every):
-            raise UserError(
-                f"--checkpoint-every {shown(self.checkpoint_every)}: must be steps, as 500, or epochs, as 2ep"
-            )
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        with np.errstate(over="ignore"):
-            scale = np.dtype(self.dtype).type(self.pixel_scale)
-        require("pixel_scale", self.pixel_scale, 0 < scale < np.inf, f"a number that {self.dtype} can hold")
-        if self.checkpoint is None:
-            for name in ("resume", "checkpoint_every", "keep", "checkpoint_errors"):
-                if getattr(self, name) != getattr(Settings, name):
-                    raise UserError(f"{flag(name)}: goes with --checkpoint DIR")
-        if self.val_split != validation_split.TAIL and self.val_fraction == 0:
-            raise UserError("--val-split: nothing is held out with --val-fraction 0: leave one of them out")
-        if self.grid is not None and self.plan != "model":
-            raise UserError("--grid: goes with --plan model")
-        if self.grid is not None and not re.fullmatch("[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", self.grid):
-            raise UserError(f"--grid {shown(self.grid)}: must be groups x shards, as 2x4")
-        if self.plan == FORK_JOIN and (self.exchange != "auto" or self.checkpoint is not None):
-            raise UserError(f"--plan {FORK_JOIN}: rank 0 alone trains: leave out --exchange and --checkpoint")
-        is_asynchronous = self.exchange in asynchronous()
-        if is_asynchronous and self.plan != "data":
-            raise UserError(
-                f"--exchange {self.exchange}: each rank has all weights: leave out --plan, --grid"
-            )
-        self._check_asynchrony()
-        if self.dtype == "float64" and (self.math != "float32" or self.gemm in ("mma", "wgmma")):
-            raise UserError(
-                "--dtype float64: its products are plain ones: leave out --math, --gemm mma and wgmma"
-            )
-
-    def _check_asynchrony(self) -> None:
-        if self.atomic and self.exchange != "hogwild":
-            raise UserError("--atomic: goes with --exchange hogwild")
-        require("servers", self.servers, self.servers >= 1, "a whole number, 1 or more")
-        if not re.fullmatch("inf|0|[1-9][0-9]{0,8}", self.staleness):
-            raise UserError(f"--staleness {shown(self.staleness)}: must be steps, 0 or more, or inf")
-        if not self.epoch_barrier and self.exchange not in asynchronous():
-            raise UserError(f"--no-epoch-barrier: goes with --exchange {' or '.join(asynchronous())}")
-        if self.slow_rank is not None:
-            self.slowed  # noqa: B018 (raises)
-        require("shards_kept", self.shards_kept, self.shards_kept in (1, 2), "1 or 2")
-        if self.shards_kept > self.servers:
-            raise UserError("--shards-kept 2: needs two servers or more: give --servers 2")
-        for name in ("servers", "staleness", "shards_kept"):
-            if self.exchange != "server" and getattr(self, name) != getattr(Settings, name):
-                raise UserError(f"{flag(name)}: goes with --exchange server")
+        validate(self)
 
     @property
     def slowed(self) -> tuple[int, float] | None:
@@ -279,24 +203,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def at_least(value: int | None, least: int) -> bool:
-    """Return whether a number is None, or ``least`` or more."""
-    return value is None or value >= least
-
-
-def is_positive(value: float | None) -> bool:
-    """Return whether a number is None, or finite and above 0."""
-    return value is None or (math.isfinite(value) and value > 0)
-
-
-def require(name: str, value: object, holds: bool | np.bool, what: str) -> None:
-    """Raise UserError, which names the option, unless it holds."""
-    if not holds:
-        raise UserError(f"{flag(name)} {value}: must be {what}")
-
-
-def flag(name: str) -> str:
-    """Name the option of a field as the command line has it."""
-    return f"--{name.replace('_', '-')}"

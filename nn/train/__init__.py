@@ -1,1 +1,1 @@
-"""Training: the trainer, the loop (training.py), graphs (replay.py), losses, evaluation, checks, memory."""
+"""Training: the trainer, loops (step_loop.py, legs.py), graphs (replay.py), losses, evaluation, checks."""

@@ -44,8 +44,8 @@ class EpochLog:
         if workers is not None:
             self._total = workers.kept(self._total)
         self._meets = meets
-        self._is_marked_early = validation is None or not meets
-        """The clock is marked when an epoch's last step is queued, not after its validation."""
+        self.validates_at_ends = validation is not None and meets
+        """The clock is marked after an epoch's validation, not when its last step is queued."""
         self._unknown: list[tuple[float, float]] = []
         """This worker's sum of losses, and the seconds, of each epoch since workers last met."""
         self._in_legs, self._lapped = 0.0, time.perf_counter()
@@ -64,7 +64,7 @@ class EpochLog:
     def queued(self, stop: int) -> None:
         """Note that the steps before ``stop`` are queued: an epoch that ends there, unvalidated, is over."""
         self._queued = stop
-        if stop % self._schedule.batches == 0 and self._is_marked_early:
+        if stop % self._schedule.batches == 0 and not self.validates_at_ends:
             self._clock.mark()
 
     def add(self, step: int, loss: float) -> Epoch | None:
@@ -116,7 +116,7 @@ class EpochLog:
 
     def _clocked(self) -> float:
         """Return the seconds of the next epoch by the stream's clock, validation included where it waits."""
-        if not self._is_marked_early:
+        if self.validates_at_ends:
             self._clock.mark()
         return self._clock.seconds()
 

@@ -9,10 +9,8 @@ kernel takes to fetch so few pixels from the host's memory itself, and to leave 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,8 +19,8 @@ from nn.input.source import Ready
 from nn.launch.gemm.few_rows import MOST_ROWS
 from nn.program.rank_model import RankModel
 from nn.program.step import bound_all
-from pyrt.arrays import DeviceArray
-from pyrt.driver import Driver, StreamHandle
+from pyrt.arrays import DeviceArray, mapped
+from pyrt.driver import StreamHandle
 from pyrt.exchange import QueueWork
 from pyrt.graphs import capture
 
@@ -43,11 +41,11 @@ class HostToHost:
         self.batch = batch
         self._model, self._driver, self._stream, self._graphs = model, driver, stream, graphs
         with driver.ledger.of("evaluation"):
-            self._pixels = _mapped(driver, (batch, inputs), pixels)
-            self._outputs = _mapped(driver, (batch, classes), model.numbers.dtype)
+            self._pixels = mapped(driver, (batch, inputs), pixels)
+            self._outputs = mapped(driver, (batch, classes), model.numbers.dtype)
             self._labels = DeviceArray.empty(driver, (batch,), np.int32)
             few = batch <= MOST_ROWS
-            self._images = self._pixels.there if few else DeviceArray.empty(driver, (batch, inputs), pixels)
+            self._images = self._pixels.device if few else DeviceArray.empty(driver, (batch, inputs), pixels)
         self._calls: dict[int, Callable[[], None]] = {}
 
     @property
@@ -94,8 +92,8 @@ class HostToHost:
     def _work(self, count: int) -> QueueWork:
         """Bind the operations for so many images, and the copies up and down where they are more than few."""
         few = count <= MOST_ROWS
-        images = (self._pixels.there if few else self._images).rows(0, count)
-        into = self._outputs.there.rows(0, count) if few else None
+        images = (self._pixels.device if few else self._images).rows(0, count)
+        into = self._outputs.device.rows(0, count) if few else None
         items, logits = self._model.forward(Ready(images, self._labels), count, into)
         calls = bound_all(items, self._model.kernels)
         if not few:
@@ -107,16 +105,3 @@ class HostToHost:
                 call(stream)
 
         return queue
-
-
-class _Mapped(NamedTuple):
-    """Page-locked memory, as the host sees it and as the device does."""
-
-    host: np.ndarray
-    there: DeviceArray
-
-
-def _mapped(driver: Driver, shape: tuple[int, int], dtype: DTypeLike) -> _Mapped:
-    dtype = np.dtype(dtype)
-    block, pointer = driver.allocate_mapped(math.prod(shape) * dtype.itemsize)
-    return _Mapped(block.view(dtype).reshape(shape), DeviceArray(driver, pointer, shape, dtype, shape[1]))

@@ -22,7 +22,7 @@ class LossLog:
     """The loss of each step, summed over ranks with the gradients, read some steps later.
 
     Every rank reads the loss of a given step at the same place in the loop, so that all stop together where
-    it is not finite (`Training._check`, nn/train/training.py).
+    it is not finite (nn/train/diverged.py).
     """
 
     def __init__(

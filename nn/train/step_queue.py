@@ -82,3 +82,8 @@ class StepQueue:
             batches.end(last)
             batches.prefetch(last)
             steps.finish()
+
+    def end(self, run: Run) -> None:
+        """Note that the losses behind a run have been looked for: its record ends here. Collective."""
+        if self._recorded is not None:
+            self._recorded.end(run.first)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from nn.checkpoints.checkpointer import Checkpointer
-from nn.checkpoints.metadata import Checkpoint, Metadata
 from nn.checkpoints.resume_point import open_resume_point
 from nn.checkpoints.versions import code
 from nn.files import onnx, parameters
@@ -22,17 +21,19 @@ from nn.model.constraint import Constraint
 from nn.model.initial import initial_values
 from nn.model.network import Network, described
 from nn.optimisers.base import Optimiser
-from nn.parallel import plan_files
 from nn.parallel.gather import gather_parameters
 from nn.problem.problem import Problem
 from nn.problem.progress import Epoch, Progress
 from nn.problem.settings import Settings
+from nn.train.diverged import require_finite_parameters
 from nn.train.environment import describe
 from nn.train.evaluation import Evaluator, Scores
 from nn.train.prepare import Prepared, open_resources, prepare, replays_graphs, with_common_versions
 from nn.train.recorded_steps import RecordedSteps
 from nn.train.setup import set_up
-from nn.train.training import Diverged, Training, Watcher
+from nn.train.snapshot import snapshot
+from nn.train.training import Training
+from nn.train.watcher import Watcher
 from pyrt.errors import UserError
 from pyrt.runtime import Runtime
 
@@ -169,7 +170,7 @@ class Trainer:
         if kept is not None:
             self._opened.enter_context(closing(kept))
             told = {**environment, **(code() if job.rank == 0 else {})}  # runs git: now, while no step waits
-            kept.begin(lambda progress: self._snapshot(progress, told))
+            kept.begin(lambda progress: snapshot(self, progress, told))
         self._checkpointer = kept
         return kept
 
@@ -217,39 +218,10 @@ class Trainer:
                 run = {"options": dict(self.problem.description)}
                 onnx.export(Path(path), self.problem.network, whole, run)
 
-    def _snapshot(self, progress: Progress, environment: Mapping[str, Any]) -> Checkpoint | None:
-        """Collect a checkpoint on rank 0, None on others. Raises Diverged if parameters are not finite."""
-        precision = self._precision_at(progress)
-        whole, states = self.parameters(), self.training.whole_state()
-        self._agree_on_finite(all(np.isfinite(array).all() for array in whole.values()))
-        if self.runtime.job.rank > 0:
-            return None
-        plan, found = plan_files.as_json(self.model.shard.plan), self.resumed
-        description = dict(self.problem.description)
-        metadata = Metadata(
-            progress, precision, description, dict(environment), plan, found.data, found.initial
-        )
-        return Checkpoint(metadata, whole, states)
-
-    def _precision_at(self, progress: Progress) -> float | None:
-        """Return the validation accuracy of the parameters after these steps."""
-        validation = self.setup.validation
-        if validation is None:
-            return None
-        if progress.step % self.problem.schedule.batches == 0 and progress.epochs:
-            return progress.epochs[-1].validation_precision
-        return validation.scores().precision
-
     def require_finite_parameters(self) -> None:
         """Raise Diverged if a parameter is not finite; the last loss is from before the last update."""
-        self._agree_on_finite(bool(np.isfinite(self.model.parameters.flat.to_host()).all()))
-
-    def _agree_on_finite(self, finite: bool) -> None:
-        """Raise Diverged on all ranks if any of them gives False."""
-        if not all(self.runtime.job.comm.allgather(finite)):
-            raise Diverged(
-                "the last step left parameters that are not finite: no result was written; try a smaller --lr"
-            )
+        finite = bool(np.isfinite(self.model.parameters.flat.to_host()).all())
+        require_finite_parameters(finite, self.runtime.job)
 
 
 def _require_fitting(network: Network, data: Dataset) -> None:
@@ -286,11 +258,3 @@ def _described(settings: Settings, network: Network, optimiser: Optimiser) -> di
         "optimiser": type(optimiser).__name__.lower(),
         **rates,
     }
-
-
-def require_finite(scores: Scores | None) -> None:
-    """Raise Diverged where the loss on the test set is not finite."""
-    if scores is not None and not math.isfinite(scores.loss):
-        raise Diverged(
-            f"the loss on the test set is {scores.loss}: no result was written; the parameters are too large"
-        )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyrt.arrays import DeviceArray, pinned
+from pyrt.arrays import DeviceArray, mapped, pinned
 from pyrt.redistribute import RedistributionContext
 from pyrt.redistribute.packing import Packing, QueueWork, bind_kernel, bind_numpy, bind_numpy_sum
 from pyrt.redistribute.staged import Memory, StagedLinks
@@ -56,10 +56,7 @@ class _Buffer:
     def _allocate(self, size: int) -> _HostMemory:
         if not self._driver.has_kernels:
             return _HostMemory(pinned(self._driver, (size,), self._dtype), None)
-        block, pointer = self._driver.allocate_mapped(size * self._dtype.itemsize)
-        return _HostMemory(
-            block.view(self._dtype), DeviceArray(self._driver, pointer, (size,), self._dtype, size)
-        )
+        return _HostMemory(*mapped(self._driver, (size,), self._dtype))
 
 
 class HostLinks(StagedLinks):

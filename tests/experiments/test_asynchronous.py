@@ -40,7 +40,7 @@ from experiments.asynchronous_points import (
 from experiments.asynchronous_runs import counts_of, goal_of, runs_of
 from experiments.study import FULL, SMALL, Setup
 from nn.problem.progress import Epoch
-from nn.train.training import Diverged
+from nn.train.diverged import Diverged
 from nn.train.workers import AsynchronousReport
 from pyrt.job import join
 from tests import few

@@ -149,14 +149,46 @@ def test_what_fits():
     assert not tensor_classifier_fits(2048, 10, 99 << 10)
 
 
-def test_matrices_of_another_form_are_refused(kernels, device, rng):
-    made = Case.random(rng, 2, 256, 10, "softmax", "relu", 1)
-    array = device.array(np.zeros(2 * 2 * 256, np.uint16))
-    two = Components(array, 2, 2, 256, 256, 512)
-    matrices = [device.array(x) for x in (made.A, made.W, made.b, made.labels, made.A, made.W, made.b)]
-    end = FusedClassifier(
-        *("softmax", "relu", *matrices), device.array(made.A[0]), device.array(made.A[0, :1]), 1.0, two, two
-    )
-    _, width = fused_classifier_partials(2, 256, 10, np.float32, 1)
-    with pytest.raises(ValueError, match=r"^tensor_classifier: "):
-        end.bind_gradient(kernels, device.poisoned((1, width), np.float32))
+WIDTH = fused_classifier_partials(2, 256, 10, np.float32, 1)[1]
+"""Of the sums of a block of the arrays below."""
+
+
+def bind(device, kernels, made, dZ, W=None, partials=None):
+    """Bind the kernel to 2 rows of 256 hidden units and 10 classes, whose numbers nothing reads."""
+    A, b, labels = (device.array(np.zeros(n, dtype)) for n, dtype in ((512, "f4"), (10, "f4"), (2, "i4")))
+    A, W = A.reshape(2, 256), device.array(np.zeros((10, 256), "f4")) if W is None else W
+    db_hidden, loss = (device.array(np.zeros(n, "f4")) for n in (256, 1))
+    end = FusedClassifier(*("softmax", "relu", A, W, b, labels, A, W, b, db_hidden, loss), 1.0, dZ, made)
+    if partials is None:
+        partials = device.array(np.zeros((1, WIDTH), "f4"))
+    end.bind_gradient(kernels, partials)
+
+
+def components(device, count):
+    return Components(device.array(np.zeros(count * 512, np.uint16)), count, 2, 256, 256, 512)
+
+
+def test_matrices_of_another_form_are_refused(kernels, device):
+    one, two = (components(device, count) for count in (1, 2))
+    bind(device, kernels, one, one)
+    for pair in ((two, two), (one, two), (two, one)):
+        with pytest.raises(ValueError, match=r"^tensor_classifier: .*not one component each"):
+            bind(device, kernels, *pair)
+
+
+def test_arrays_that_begin_between_vectors_are_refused(kernels, device):
+    """The kernel reads pairs of W, and writes vectors of four sums."""
+    one = components(device, 1)
+
+    def shifted(rows, columns, by):
+        return (
+            device.array(np.zeros(rows * columns + by, "f4"))
+            .rows(by, rows * columns + by)
+            .reshape(rows, columns)
+        )
+
+    with pytest.raises(ValueError, match=r"^tensor_classifier: W at 0x\w+ is not at a multiple of 8 bytes"):
+        bind(device, kernels, one, one, W=shifted(10, 256, 1))
+    with pytest.raises(ValueError, match=r"^tensor_classifier: partials .* multiple of 16 bytes"):
+        bind(device, kernels, one, one, partials=shifted(1, WIDTH, 2))
+    bind(device, kernels, one, one, W=shifted(10, 256, 2))

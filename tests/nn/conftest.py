@@ -2,7 +2,13 @@
 
 import pytest
 
-from pyrt.job import join
+from pyrt.job import Job, join
+
+
+@pytest.fixture
+def job() -> Job:
+    """The job of the processes that run this test."""
+    return join()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pyrt.arrays import ALIGNMENT, Arena, DeviceArray, Layout, pinned
+from pyrt.arrays import ALIGNMENT, Arena, DeviceArray, Layout, mapped, pinned
 from pyrt.driver.cpu import CpuDriver
 
 MATRIX = np.arange(35, dtype=np.float32).reshape(5, 7)
@@ -139,6 +139,17 @@ def test_pinned_arrays_have_their_shape_and_can_be_written(
     assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
     array[...] = 3
     assert np.all(array == 3)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 5), "f4"), ((7,), "u1")])
+def test_host_and_device_see_the_same_mapped_array(
+    cpu: CpuDriver, shape: tuple[int, ...], dtype: str
+) -> None:
+    host, device = mapped(cpu, shape, dtype)
+    assert (host.shape, host.dtype) == (device.shape, device.dtype) == (shape, np.dtype(dtype))
+    host[...] = np.arange(host.size).reshape(shape)
+    np.testing.assert_array_equal(device.to_host(), host)
+    assert device.is_contiguous and device.ld == shape[-1]
 
 
 SHAPES = {"W1": (5, 13), "b1": (5,), "W2": (64,), "loss": (1,)}

@@ -11,7 +11,7 @@ import train
 from pyrt.job import Job, run
 
 PLACES = {
-    "between steps": ("nn.train.training", "Training", "_check"),
+    "between steps": ("nn.train.step_loop", "StepLoop", "_check"),
     "host exchange": ("pyrt.exchange.host", "HostExchange", "finish"),
     "device exchange": ("pyrt.exchange.device", "DeviceExchange", "finish"),
     "hierarchical exchange": ("pyrt.exchange.hierarchical", "HierarchicalExchange", "finish"),

@@ -9,9 +9,11 @@ import pytest
 
 import pyrt
 from nn.app.command_line import GROUPS, OTHER_NAMES, parse
-from nn.app.options import WRITTEN, Options, flag
+from nn.app.options import Options
+from nn.app.written_files import WRITTEN
 from nn.checkpoints import versions
 from nn.files.write import STDOUT
+from nn.problem.option import flag
 from pyrt.errors import UserError
 from tests.mpi import ROOT
 

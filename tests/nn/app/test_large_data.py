@@ -7,7 +7,6 @@ import re
 import resource
 import struct
 import sys
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from pyrt.job import join
 from pyrt.job.cores import BLAS_VARIABLES
 from tests import few
 from tests.fuzz.packing import pack_npy
+from tests.memory import peak_below
 from tests.mpi import mpirun
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 4, 3, 2), np.uint8)
@@ -163,12 +163,9 @@ def sparse_npz(path: Path, n: int, shape: tuple[int, ...]) -> None:
 def test_reading_takes_no_memory(tmp_path):
     path = tmp_path / "set.npz"
     sparse_npz(path, 100_000, (64, 64, 3))
-    tracemalloc.start()
-    found = npz.load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with peak_below(4_000_000):
+        found = npz.load(path)
     assert found.images.shape == (100_000, 12_288) and found.images[0].any() and not found.images[-1].any()
-    assert peak < 4_000_000
 
 
 LIMITED = """

@@ -1,7 +1,6 @@
 """nn/app/network_of_file.py: --evaluate takes from a file what it is not told of the network, no more."""
 
 import json
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from nn.model.net_text import layers_of_text, make_network
 from nn.model.network import Network
 from pyrt.errors import UserError
 from pyrt.job import join
+from tests.memory import peak_below
 from tests.nn.model.net_json import as_json
 from train import train
 
@@ -278,11 +278,8 @@ def test_a_file_without_metadata_tells_nothing(file, arrays, monkeypatch):
 
 def test_a_text_of_megabytes_is_no_metadata_and_is_not_read(tmp_path, arrays):
     np.savez_compressed(tmp_path / "w.npz", **arrays, run=np.zeros((), "U16000000"))
-    tracemalloc.start()
-    assert options_of_file(tmp_path / "w.npz", {}) == {}
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
+    with peak_below(1_000_000):
+        assert options_of_file(tmp_path / "w.npz", {}) == {}
 
 
 def test_a_file_that_cannot_be_read_tells_nothing(file):

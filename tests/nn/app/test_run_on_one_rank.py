@@ -18,8 +18,8 @@ from nn.model.initial import initial_values
 from nn.model.network import Network
 from nn.optimisers import Sgd
 from nn.train import latency
+from nn.train.diverged import Diverged
 from nn.train.memory_needs import lines_of
-from nn.train.training import Diverged
 from pyrt import clock, devices
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError

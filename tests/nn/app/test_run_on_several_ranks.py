@@ -15,7 +15,7 @@ from nn.launch.gemm.versions import GEMM_VERSIONS, TENSOR_ARCHITECTURES, runs_ge
 from nn.model import reference
 from nn.model.network import Network
 from nn.parallel import buckets
-from nn.train.training import Diverged
+from nn.train.diverged import Diverged
 from pyrt.driver.emulated import EmulatedDriver
 from pyrt.driver.null import NullDriver
 from pyrt.errors import UserError

@@ -49,11 +49,6 @@ TASK = Task(Network.dense((12, 16, 16, 5), "sigmoid", "softmax"), 20)
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
 def shared(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One folder for all ranks, its cache, 40 images of 3 x 4 pixels; and little to measure."""
     folder: Path = job.comm.bcast(tmp_path)

@@ -16,7 +16,7 @@ from nn.autotune.rates import CONVOLUTIONS, Convolutions
 from nn.model.net_text import make_network
 from nn.parallel.plan import Plan, by_samples
 from pyrt.driver.null import DeviceProperties
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests.nn.autotune.rates import HOPPER, random_rates
 
 
@@ -43,11 +43,6 @@ def test_each_kind_of_convolution_has_times_of_its_own():
     rates = dataclasses.replace(random_rates(0), convolutions=Convolutions([64], [16], [144], us))
     cost = Costing(on_null(Task(network, 1), Plan.data(1, 3), DeviceProperties()), rates).cost
     assert cost.convolutions == pytest.approx(1e-6 * (2 * 1 + 1 * 10 + 2 * 100))
-
-
-@pytest.fixture
-def job() -> Job:
-    return join()
 
 
 @pytest.fixture

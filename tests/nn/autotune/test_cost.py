@@ -29,7 +29,7 @@ from pyrt.driver.null import DeviceProperties
 from pyrt.exchange.device import shards
 from pyrt.exchange.facts import NO_TRAFFIC, Traffic
 from pyrt.exchange.registry import exchanges
-from pyrt.job import Job, join
+from pyrt.job import Job
 from pyrt.redistribute import Redistribution
 from tests import few
 from tests.nn.autotune.rates import HOPPER, random_rates
@@ -224,11 +224,6 @@ def test_a_fork_and_a_join_around_every_product():
     assert cost.sent == 4 * sum(M // 2 * K + K * N for M, N, K in products)
     alone = Costing(step, random_rates(0)).cost
     assert alone.flops - cost.flops == sum(M * N * K for M, N, K in products)
-
-
-@pytest.fixture
-def job() -> Job:
-    return join()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nn.app.console import Console
@@ -16,6 +15,7 @@ from nn.app.options import Options
 from nn.app.report import Report
 from nn.checkpoints.stopping import Stopping
 from pyrt.job import Job, join
+from tests.nn.small_runs import saved
 from train import train
 
 SMALL = Options(
@@ -75,10 +75,9 @@ class Runs:
     def file(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:012d}.npz"
 
-    def outcome(self, report: Report) -> tuple[dict[str, bytes], list[tuple[object, ...]], object]:
+    def outcome(self, report: Report) -> tuple[dict[str, Any], list[tuple[object, ...]], object]:
         """All that a run can be told by, bit by bit."""
-        with np.load(self._weights) as file:
-            weights = {name: file[name].tobytes() for name in file.files if name != "run"}
+        weights = saved(self._weights)
         epochs = [(e.epoch, e.loss, e.validation_loss, e.validation_precision) for e in report.epochs]
         join().comm.barrier()
         return weights, epochs, report.test

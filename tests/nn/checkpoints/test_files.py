@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from nn.checkpoints import files
 from nn.checkpoints.files import OtherVersion
 from nn.files import parameters
 from pyrt.errors import UserError
+from tests.memory import peak_below
 from tests.nn.checkpoints.made import NETWORK, bits, disk_of, equal, made, rewrite
 
 
@@ -71,12 +71,9 @@ class TestFiles:
         with np.load(tmp_path / "a.npz") as a:
             np.savez_compressed(tmp_path / "c.npz", **{**a, name: zeros})
         del zeros
-        tracemalloc.start()
-        with pytest.raises(UserError, match="is no checkpoint: its arrays are larger than the file"):
+        message = "is no checkpoint: its arrays are larger than the file"
+        with peak_below(1_000_000), pytest.raises(UserError, match=message):
             files.load(tmp_path / "c.npz")
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 1_000_000
 
     @pytest.mark.parametrize(
         "text",

@@ -22,12 +22,13 @@ from pyrt.errors import UserError
 from tests.nn.checkpoints.made import disk_of, equal, failing, made, rewrite
 
 
-class TestFolder:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Iterator[Folder]:
-        with closing(begun(tmp_path / "c", keep=2)) as folder:
-            yield folder
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with closing(begun(tmp_path / "c", keep=2)) as folder:
+        yield folder
 
+
+class TestKept:
     def test_the_last_ones_are_kept_and_the_best(self, folder: Folder) -> None:
         for step, precision in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.2), (5, None), (6, 0.3)):
             folder.add(made(step, precision))
@@ -74,6 +75,8 @@ class TestFolder:
         again.add(made(4, 0.3))
         assert steps_in(again) == [1, 3, 4]
 
+
+class TestDamaged:
     @pytest.mark.parametrize("damaged", [[3], [3, 2]])
     def test_the_newest_whole_one_is_taken_and_the_others_are_told(
         self, folder: Folder, damaged: list[int]
@@ -186,6 +189,8 @@ class TestFolder:
         with pytest.raises(OtherVersion):
             folder.newest(lambda line: None)
 
+
+class TestPlace:
     def test_files_of_others_are_left_alone(self, tmp_path: Path) -> None:
         names = ["step-1.npz", "step-000000000001.npz.old", "a.npz", ".writing-w.npz-x", "state.json.bak"]
         for name in names:

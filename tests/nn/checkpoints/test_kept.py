@@ -16,8 +16,9 @@ import pytest
 
 from nn.checkpoints import files
 from nn.input import load as load_data
+from nn.train.diverged import Diverged
 from nn.train.trainer import Trainer
-from nn.train.training import Diverged, Training
+from nn.train.training import Training
 from pyrt.errors import UserError
 from pyrt.job import Job, join
 from pyrt.phases import Phases

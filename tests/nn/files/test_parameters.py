@@ -3,7 +3,6 @@
 import io
 import json
 import pickle
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from nn.files import npz_parameters, parameters
 from nn.model.initial import initial_values
 from pyrt.errors import UserError
+from tests.memory import peak_below
 from tests.nn.files.made import NETWORK, load
 
 
@@ -162,11 +162,8 @@ def test_a_header_that_promises_more_than_the_file_holds_allocates_nothing(file,
 def test_arrays_larger_than_the_network_are_not_read(file, arrays, refused, name):
     """Zeros of 64 MB, which the file really holds."""
     np.savez_compressed(file, **{**arrays, name: np.zeros((1 << 23, 1))})
-    tracemalloc.start()
-    refused(name, "--hidden")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
+    with peak_below(1_000_000):
+        refused(name, "--hidden")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -3,7 +3,6 @@
 import json
 import struct
 import sys
-import tracemalloc
 import zlib
 from functools import partial
 
@@ -17,6 +16,7 @@ from nn.model.initial import initial_values
 from pyrt.errors import UserError
 from tests import few, spread
 from tests.fuzz.packing import join_pyrtz, split_pyrtz, summed_pyrtz
+from tests.memory import peak_below
 from tests.nn.files.made import NETWORK, load, require_failing_save_leaves_the_old_file
 
 pytest.importorskip("bitarray", reason="make test installs it")
@@ -313,22 +313,22 @@ def test_lies_with_right_checksums_are_refused_or_arrays(file, small):
     """Each byte of the header and of the sections is another; none makes the reader take much memory."""
     text, entries, sections = split_pyrtz(file.read_bytes())
     read = []
-    tracemalloc.start()
-    for number, entry in enumerate(entries):
-        for place, value in spread(range(len(entry)), (0, 1, 255), by=3):
-            lying = entry[:place] + bytes([value]) + entry[place + 1 :]
-            file.write_bytes(join_pyrtz(text, [*entries[:number], lying, *entries[number + 1 :]], sections))
-            read.append(read_or_refuse(file))
-        content = sections[number]
-        for place in range(len(content)):
-            lying = content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
-            others = [*sections[:number], lying, *sections[number + 1 :]]
-            summed = [*entries[:number], summed_pyrtz(entry, lying), *entries[number + 1 :]]
-            file.write_bytes(join_pyrtz(text, summed, others))
-            read.append(read_or_refuse(file))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert 0.2 < np.mean(read) < 0.9 and peak < 1_000_000
+    with peak_below(1_000_000):
+        for number, entry in enumerate(entries):
+            for place, value in spread(range(len(entry)), (0, 1, 255), by=3):
+                lying = entry[:place] + bytes([value]) + entry[place + 1 :]
+                file.write_bytes(
+                    join_pyrtz(text, [*entries[:number], lying, *entries[number + 1 :]], sections)
+                )
+                read.append(read_or_refuse(file))
+            content = sections[number]
+            for place in range(len(content)):
+                lying = content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+                others = [*sections[:number], lying, *sections[number + 1 :]]
+                summed = [*entries[:number], summed_pyrtz(entry, lying), *entries[number + 1 :]]
+                file.write_bytes(join_pyrtz(text, summed, others))
+                read.append(read_or_refuse(file))
+    assert 0.2 < np.mean(read) < 0.9
 
 
 def test_a_section_that_is_too_long_or_too_short_is_refused(file, small):
@@ -391,21 +391,15 @@ LIES = {
 def test_headers_that_lie(file, name):
     lie, content = LIES[name]
     file.write_bytes(join_pyrtz(b"{}", [lie], [content]))
-    tracemalloc.start()
-    assert not read_or_refuse(file)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200_000 + 10 * len(content)
+    with peak_below(200_000 + 10 * len(content)):
+        assert not read_or_refuse(file)
 
 
 def test_a_header_longer_than_the_file_is_not_read(file):
     for length in (1000, 2**31, 2**32 - 1):
         file.write_bytes(b"\x89PYRTZ\r\n" + struct.pack("<II", 1, length) + bytes(500))
-        tracemalloc.start()
-        assert not read_or_refuse(file)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 200_000
+        with peak_below(200_000):
+            assert not read_or_refuse(file)
 
 
 def test_headers_of_other_counts(file):

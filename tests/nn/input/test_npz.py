@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import random
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from nn.input import Wanted, npz
 from pyrt.errors import UserError
+from tests.memory import peak_below
 
 X = np.random.default_rng(0).integers(0, 256, (6, 4, 3), np.uint8)
 Y = np.arange(6, dtype=np.uint8) % 3
@@ -198,12 +198,8 @@ def test_member_that_is_no_array(tmp_path, refused, x_train):
 def test_a_header_that_lies_allocates_nothing(tmp_path, refused, shape, packing):
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
     path = archive(tmp_path / "data.npz", npy(header, bytes(72)), packing)
-    tracemalloc.start()
-    with refused(path, "x_train.npy", "header promises"):
+    with peak_below(1_000_000), refused(path, "x_train.npy", "header promises"):
         npz.load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
 
 
 def test_a_zip_directory_that_lies_too_allocates_nothing(tmp_path, refused):
@@ -215,12 +211,8 @@ def test_a_zip_directory_that_lies_too_allocates_nothing(tmp_path, refused):
     data = path.read_bytes()
     assert data.count(told) == 2  # in the member's own header and in the directory
     path.write_bytes(data.replace(told, lie))
-    tracemalloc.start()
-    with refused(path, "x_train.npy", "header promises"):
+    with peak_below(1_000_000), refused(path, "x_train.npy", "header promises"):
         npz.load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
 
 
 def test_a_header_without_an_end_is_not_read_to_its_end(tmp_path, refused):
@@ -228,12 +220,8 @@ def test_a_header_without_an_end_is_not_read_to_its_end(tmp_path, refused):
     endless = b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(64_000_000)
     path = archive(tmp_path / "data.npz", endless, zipfile.ZIP_DEFLATED)
     del endless
-    tracemalloc.start()
-    with refused(path, "x_train.npy is damaged or no array"):
+    with peak_below(1_000_000), refused(path, "x_train.npy is damaged or no array"):
         npz.load(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1_000_000
 
 
 def test_zeros_that_are_there_are_read(tmp_path):

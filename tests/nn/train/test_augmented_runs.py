@@ -15,7 +15,7 @@ from nn.app.options import Options
 from nn.checkpoints.stopping import Stopping
 from pyrt.driver import Driver
 from pyrt.errors import UserError
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import few
 from tests.nn.small_runs import outcome, require_passed, write_images
 from train import train
@@ -44,18 +44,12 @@ DENSE = {"net": None, "hidden": (9,)}
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
-def options(tmp_path: Path, job: Job) -> Options:
+def options(shared: Path, job: Job) -> Options:
     """Of a run on random images in five classes, for all ranks; it saves its weights."""
-    folder: Path = job.comm.bcast(tmp_path)
     if job.rank == 0:
-        write_images(folder / "images.npz", (3, 4, 2))
+        write_images(shared / "images.npz", (3, 4, 2))
     job.comm.barrier()
-    return dataclasses.replace(SMALL, data=str(folder / "images.npz"), save=folder / "w.npz")
+    return dataclasses.replace(SMALL, data=str(shared / "images.npz"), save=shared / "w.npz")
 
 
 def test_one_rank_changes_what_the_reference_does(options: Options, job: Job) -> None:

@@ -16,9 +16,10 @@ from nn.parallel import plan_files
 from nn.parallel.plan import SPLITS, Plan
 from pyrt.driver import Driver
 from pyrt.errors import UserError
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import few, standing_still
 from tests.nn.checkpoints.runs import Runs
+from tests.nn.small_runs import saved
 from train import train
 
 PIXELS = (17, 6, 5)
@@ -51,11 +52,6 @@ CONVOLUTIONS = list(itertools.product(SPLITS, repeat=2))
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
 def options(shared: Path, job: Job) -> Options:
     """Of a run on random images in four classes, for all ranks."""
     if job.rank == 0:
@@ -69,7 +65,7 @@ def options(shared: Path, job: Job) -> Options:
     return dataclasses.replace(SMALL, data=str(shared / "images.npz"), save=shared / "w.npz")
 
 
-def trained(options: Options, plan: Plan, job: Job) -> dict[str, bytes]:
+def trained(options: Options, plan: Plan, job: Job) -> dict[str, Any]:
     """The parameters that a run under the plan saves, bit by bit, on rank 0; its check has passed."""
     standing_still.allow()
     assert options.save is not None
@@ -80,8 +76,7 @@ def trained(options: Options, plan: Plan, job: Job) -> dict[str, bytes]:
     assert report.passed, f"{plan}\n{report.check}"
     if job.rank > 0:
         return {}
-    with np.load(options.save) as file:
-        return {name: file[name].tobytes() for name in file.files if name != "run"}
+    return saved(options.save)
 
 
 def plans(ranks: int) -> list[Plan]:

@@ -21,7 +21,7 @@ from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import LONG, few, spread, standing_still
 from tests.nn.checkpoints.runs import Runs
 from train import train
@@ -52,11 +52,6 @@ SMALL = Options(
 """Batches of 25, 25 and 10 samples: 3 and 4 ranks cannot share them evenly."""
 
 ADAM = {"optimiser": "adam", "lr": 0.01, "eps": 1e-4}
-
-
-@pytest.fixture
-def job() -> Job:
-    return join()
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from nn.app.options import Options
 from pyrt.driver import Driver
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import few
+from tests.nn.small_runs import saved
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=1, batch=20, lr=0.5, momentum=0.5, val_fraction=0.1)
@@ -33,11 +34,6 @@ ON_A_DEVICE = [
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
 def options(tmp_path: Path, job: Job) -> Options:
     """Of a run on 50 random images, which saves its weights in a folder of all ranks."""
     folder: Path = job.comm.bcast(tmp_path)
@@ -48,13 +44,12 @@ def options(tmp_path: Path, job: Job) -> Options:
     return dataclasses.replace(SMALL, data=str(folder / "digits.npz"), save=folder / "weights.npz")
 
 
-def trained(options: Options, job: Job) -> dict[str, bytes]:
+def trained(options: Options, job: Job) -> dict[str, Any]:
     """The weights on rank 0; empty on others."""
     train(options, job)
     if job.rank > 0 or options.save is None:
         return {}
-    with np.load(options.save) as file:
-        return {name: file[name].tobytes() for name in file.files if name != "run"}
+    return saved(options.save)
 
 
 def differing(

@@ -15,7 +15,7 @@ from nn.files import parameters
 from nn.model import reference
 from nn.model.net_text import make_network
 from pyrt.driver import Driver
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import few, spread
 from tests.nn.small_runs import outcome, require_passed, write_images
 from train import train
@@ -46,18 +46,12 @@ SPLITS = [
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
-def options(tmp_path: Path, job: Job) -> Options:
+def options(shared: Path, job: Job) -> Options:
     """Of a run on random images in five classes, for all ranks; it saves its weights."""
-    folder: Path = job.comm.bcast(tmp_path)
     if job.rank == 0:
-        write_images(folder / "digits.npz", (3, 4))
+        write_images(shared / "digits.npz", (3, 4))
     job.comm.barrier()
-    return dataclasses.replace(SMALL, data=str(folder / "digits.npz"), save=folder / "w.npz", device="cpu")
+    return dataclasses.replace(SMALL, data=str(shared / "digits.npz"), save=shared / "w.npz", device="cpu")
 
 
 def test_one_rank_drops_what_the_reference_does(options: Options, job: Job) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from nn.app.options import Options
 from nn.launch.gemm.product import Product
+from nn.train.diverged import Diverged
 from nn.train.fork_join import RECEIVING, SENDING, SERVING, Fork, Shape, _Forked, serve
-from nn.train.training import Diverged
 from pyrt.arrays import DeviceArray
 from pyrt.devices import Device
 from pyrt.driver.cpu import CpuDriver

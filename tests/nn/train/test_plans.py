@@ -7,20 +7,20 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nn.app.options import Options
 from nn.parallel import plan_files
 from nn.parallel.plan import SAMPLES, SPLITS, Plan
 from nn.program.update import ParameterUpdate
-from nn.train.training import Diverged
+from nn.train.diverged import Diverged
 from pyrt.driver import Driver
 from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.host import HostExchange
-from pyrt.job import Job, join
+from pyrt.job import Job
 from tests import few
+from tests.nn.small_runs import saved, write_images
 from train import train
 
 SMALL = Options(
@@ -38,29 +38,12 @@ SMALL = Options(
 
 
 @pytest.fixture
-def job() -> Job:
-    return join()
-
-
-@pytest.fixture
-def shared(tmp_path: Path, job: Job) -> Path:
-    """One folder for all ranks."""
-    return job.comm.bcast(tmp_path)
-
-
-@pytest.fixture
 def digits(shared: Path, job: Job) -> str:
     """50 random images of 3 x 4 pixels in five classes, and 11 to test."""
     if job.rank == 0:
-        rng = np.random.default_rng(0)
-        images = {f"x_{name}": rng.integers(0, 256, (n, 3, 4), np.uint8) for name, n in SETS.items()}
-        labels = {f"y_{name}": np.arange(n) % 5 for name, n in SETS.items()}
-        np.savez(shared / "digits.npz", **images, **labels)
+        write_images(shared / "digits.npz", (3, 4))
     job.comm.barrier()
     return str(shared / "digits.npz")
-
-
-SETS = {"train": 50, "test": 11}
 
 
 def plans(ranks: int, layers: int) -> list[Plan]:
@@ -74,7 +57,7 @@ def plans(ranks: int, layers: int) -> list[Plan]:
     ]
 
 
-def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, bytes]:
+def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, Any]:
     """The parameters that a run under the plan saves, bit by bit, on rank 0; its check has passed."""
     path, weights = shared / "plan.json", shared / "weights.npz"
     if job.rank == 0:
@@ -83,8 +66,7 @@ def trained(options: Options, plan: Plan, shared: Path, job: Job) -> dict[str, b
     assert report.passed, f"{plan}\n{report.check}"
     if job.rank > 0:
         return {}
-    with np.load(weights) as file:
-        return {name: file[name].tobytes() for name in file.files if name != "run"}
+    return saved(weights)
 
 
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))

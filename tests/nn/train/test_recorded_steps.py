@@ -6,8 +6,8 @@ import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from nn.app.options import Options
@@ -17,6 +17,7 @@ from pyrt.job import join
 from pyrt.timeline import EXCHANGE, HOST, KERNEL, STEP, Span
 from pyrt.timeline.chrome import spans_of
 from tests import few
+from tests.nn.small_runs import saved
 from train import train
 
 SMALL = Options(hidden=(9,), epochs=2, batch=10, lr=0.5, momentum=0.0, val_fraction=0.0, samples=35, seed=3)
@@ -56,13 +57,12 @@ def test_steps_that_the_run_has_not_are_refused(
         chosen(asked, done, steps)
 
 
-def trained(file: Path | None, folder: Path, **changes: object) -> dict[str, bytes]:
+def trained(file: Path | None, folder: Path, **changes: object) -> dict[str, Any]:
     """The bits of the weights after a run that perhaps writes a timeline. Collective."""
     options = dataclasses.replace(SMALL, save=folder / "w.npz", timeline=file, **changes)
     train(options)
     join().comm.Barrier()
-    with np.load(folder / "w.npz") as saved:
-        weights = {name: saved[name].tobytes() for name in saved.files if name != "run"}
+    weights = saved(folder / "w.npz")
     join().comm.Barrier()
     return weights
 

@@ -15,12 +15,13 @@ from nn.input import placement, streamed, upload_queue
 from nn.input.schedule import Schedule
 from nn.launch.gemm.versions import runs_gemm
 from nn.parallel import buckets
+from nn.train.diverged import Diverged
 from nn.train.replay import MOST, is_timed, next_run
 from nn.train.step_queue import StepQueue
-from nn.train.training import Diverged
 from pyrt.errors import UserError
 from pyrt.job import join
 from tests import few
+from tests.nn.small_runs import saved
 from train import train
 
 SMALL = Options(hidden=(9, 7), epochs=3, batch=10, lr=0.5, momentum=0.0, reg=0.01, val_fraction=0.0, seed=3)
@@ -110,8 +111,7 @@ def ended(driver, tmp_path, monkeypatch):
         options = dataclasses.replace(SMALL, save=folder / "w.npz", **{**where, **changes})
         report = train(options, console=console)
         join().comm.Barrier()
-        with np.load(folder / "w.npz") as file:
-            weights = {name: file[name].tobytes() for name in file.files if name != "run"}
+        weights = saved(folder / "w.npz")
         join().comm.Barrier()
         return weights, report.losses, [epoch.loss for epoch in report.epochs], report
 

@@ -19,8 +19,8 @@ from nn.input.dataset import Dataset
 from nn.model.dense import Dense
 from nn.model.network import Network
 from nn.optimisers import Sgd
+from nn.train.diverged import Diverged
 from nn.train.trainer import Trainer
-from nn.train.training import Diverged
 from nn.train.workers import binned
 from pyrt.devices import Device, open_device
 from pyrt.driver.cpu import CpuDriver
@@ -47,11 +47,6 @@ SERVER = using(
     dtype="float64",
 )
 """Five batches of 20 an epoch."""
-
-
-@pytest.fixture
-def job() -> Job:
-    return join()
 
 
 SYNCHRONOUS: list[dict[str, Any]] = [

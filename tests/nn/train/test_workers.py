@@ -26,12 +26,12 @@ from nn.model.initial import initial_values
 from nn.model.network import Network
 from nn.optimisers import Sgd
 from nn.train import check
+from nn.train.diverged import Diverged
 from nn.train.trainer import Trainer
-from nn.train.training import Diverged
 from pyrt.devices import open_device
 from pyrt.errors import UserError
 from pyrt.exchange.registry import exchanges
-from pyrt.job import Job, join
+from pyrt.job import Job
 from pyrt.phases import Phases
 from pyrt.redistribute.regions import share
 from pyrt.runtime import Runtime
@@ -52,11 +52,6 @@ HOGWILD = using(
 """Batches of 20, the last of an epoch of 1."""
 
 NETWORK = Network((36,), [Dense(17, "tanh"), Dense(3)])
-
-
-@pytest.fixture
-def job() -> Job:
-    return join()
 
 
 @pytest.fixture
