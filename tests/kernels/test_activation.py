@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nn.launch.elementwise import activation_backward, bias_activation
+from tests import spread
 
 ACTIVATIONS = {
     "identity": (lambda z: z, lambda a: np.ones_like(a)),
@@ -30,7 +31,12 @@ def check_activation(A, z, activation):
     np.testing.assert_allclose(A, expected, rtol=8 * info.eps, atol=info.tiny)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+OF_ALL = pytest.mark.parametrize(
+    ("activation", "shape"), spread(list(ACTIVATIONS), SHAPES, by=2), indirect=["activation"], ids=str
+)
+
+
+@OF_ALL
 def test_bias_activation(kernels, device, rng, dtype, activation, shape):
     Z = rng.normal(0, 3, shape).astype(dtype)
     b = rng.normal(0, 1, shape[1]).astype(dtype)
@@ -67,7 +73,7 @@ def check_backward(dZ, dA, A, activation):
     assert np.all(np.abs(dZ - expected) <= 3 * np.finfo(dZ.dtype).eps * np.abs(dA))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@OF_ALL
 def test_backward(kernels, device, rng, dtype, activation, shape):
     A = ACTIVATIONS[activation][0](rng.normal(0, 3, shape)).astype(dtype)
     dA = rng.normal(0, 1, shape).astype(dtype)

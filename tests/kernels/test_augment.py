@@ -8,7 +8,7 @@ from nn.input.source import BatchCursor
 from nn.launch.augment import Augmented, GatherAugmented
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
-from tests import few
+from tests import few, spread
 
 SMALL = pytest.param((5, 7, 3), marks=pytest.mark.sanitizer)
 IMAGES = [(1, 1), (28, 28), SMALL, (32, 32, 3), (3, 101), (40, 33, 1), (6, 4, 17)]
@@ -47,8 +47,7 @@ class Batch:
 
 
 @pytest.mark.parametrize("image", few(IMAGES[:4], of=IMAGES), ids=str)
-@pytest.mark.parametrize("rows", [1, 19])
-@pytest.mark.parametrize("pixel", ["uint8", "float32", "float64"])
+@pytest.mark.parametrize(("pixel", "rows"), spread(["uint8", "float32", "float64"], [1, 19], by=2))
 def test_gathered(kernels, device, rng, dtype, pixel, rows, image):
     if pixel == "float64" and dtype == np.float32:
         pytest.skip("nn/input/dataset.py makes float64 pixels for float64 alone")

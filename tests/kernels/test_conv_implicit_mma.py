@@ -5,6 +5,8 @@ On a GPU these tests run the instructions, on the emulated device their twins. E
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
-from tests import few, spread
+from tests import few
 from tests.kernels.test_convolution import CASES, KINDS, WIDE, Case
 
 MORE = {
@@ -48,15 +50,19 @@ def cut(monkeypatch):
 
 
 EVERY = {**CASES, **WIDE, **MORE}
-SOME = few(["eleven", "17 channels", "nothing but padding", "primes", *MORE], of=list(EVERY))
+CUTS = list(itertools.product(EVERY, KINDS, TILINGS))
+SOME = [
+    ("17 channels", "forward", TILINGS[0]),
+    ("pairs of channels", "to the input", TILINGS[1]),
+    ("phases of many sizes", "to the input", TILINGS[2]),
+    ("a stride larger than images", "to the filters", TILINGS[1]),
+    ("more than a tile of everything", "to the filters", TILINGS[3]),
+]
 
 
-@pytest.mark.parametrize("shift", few([0], of=range(len(TILINGS))))
-@pytest.mark.parametrize(("name", "kind"), spread(SOME, list(KINDS), by=3))
-def test_every_cut_same_bits_twice(kernels, device, rng, cut, name, shift, kind):
-    """Of each case one cut; of all cases all."""
-    number = SOME.index(name) + list(KINDS).index(kind) + shift
-    cut(TILINGS[number % len(TILINGS)])
+@pytest.mark.parametrize(("name", "kind", "tiling"), few(SOME, of=CUTS), ids=str)
+def test_every_cut_same_bits_twice(kernels, device, rng, cut, name, kind, tiling):
+    cut(tiling)
     case = Case(rng, "float32", *EVERY[name])
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     device.run(bind_implicit_mma(kernels, first), bind_implicit_mma(kernels, second))

@@ -88,7 +88,7 @@ class Case:
     ("kernels", "out", "case"),
     [
         pytest.param(kernels, out, case, marks=[pytest.mark.sanitizer] if case is CASES[-1] else [])
-        for kernels, out, case in spread(KERNELS_OF, [2, 4], CASES, by=3)
+        for kernels, out, case in spread(KERNELS_OF, [2, 4], CASES, by=4)
     ],
     indirect=["kernels"],
     ids=str,

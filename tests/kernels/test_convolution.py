@@ -39,9 +39,6 @@ CASES = {
 }
 """Shape of an image, size of the window, stride, padding, filters, samples."""
 
-REST = ("first layer, colours", "17 channels", "same, even, stride", "primes")
-"""Of these each kind once."""
-
 WIDE = {
     "padding": ((5, 7, 16), (3, 3), 1, 1, 16, 3),
     "no padding": ((6, 7, 16), (2, 3), 1, 0, 24, 3),
@@ -123,18 +120,13 @@ def flat(one):
     return (one,) if isinstance(one, str) else one
 
 
-PAIRS = list(itertools.product(VERSIONS, CASES))
-SINGLE = [(version, name) for version, name in PAIRS if version[1] == "float32" or name in REST]
-
-
 @pytest.mark.parametrize(
     ("kernels", "name", "kind"),
-    [(*pair, kind) for pair, kind in spread(few(SINGLE, of=PAIRS), list(KINDS), by=3)],
+    spread(VERSIONS, list(CASES), list(KINDS), by=9),
     indirect=["kernels"],
     ids=lambda one: "-".join(flat(one)),
 )
 def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
-    """Kernels are the same in float64, which most sizes leave out."""
     case = Case(rng, dtype_of(kernels), *CASES[name])
     (first, result), (second, again) = (case.bind(kind, device.array) for _ in range(2))
     device.run(first.on_device(kernels), second.on_device(kernels))
@@ -142,7 +134,10 @@ def test_every_version_same_bits_twice(kernels, device, rng, name, kind):
     assert result.to_host().tobytes() == again.to_host().tobytes()
 
 
-@pytest.mark.parametrize(("name", "kind"), spread(list(WIDE), list(KINDS), by=3))
+SOME = ["no padding", "stride", "more than a tile of channels", "larger than the image", "many tiles"]
+
+
+@pytest.mark.parametrize(("name", "kind"), spread(few(SOME, of=list(WIDE)), list(KINDS), by=3))
 def test_many_channels_in_the_fastest_version_same_bits_twice(library, device, rng, name, kind):
     version = "implicit"
     if not runs_convolution(version, "float32", library.driver.architecture):
@@ -188,7 +183,12 @@ def sliced(request, monkeypatch, rng):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kernels", "sliced", "kind"),
+    spread(VERSIONS, [1, 2, 3, 6], list(KINDS), by=3),
+    indirect=["kernels", "sliced"],
+    ids=str,
+)
 def test_samples_in_slices(kernels, device, sliced, kind):
     case, _ = sliced(dtype_of(kernels))
     work, result = case.bind(kind, device.array)
@@ -235,7 +235,12 @@ def test_slices_are_as_equal_as_they_can_be(sliced, dtype):
     assert all(before[1] == after[0] for before, after in itertools.pairwise(work.slices))
 
 
-@pytest.mark.parametrize("case", ["same, even, stride", "8 channels, padding", "1 x 1"])
+@pytest.mark.parametrize(
+    ("kernels", "case"),
+    spread(VERSIONS, ["same, even, stride", "8 channels, padding", "1 x 1"], by=2),
+    indirect=["kernels"],
+    ids=str,
+)
 def test_what_lies_around_in_memory_is_neither_read_nor_written(kernels, device, rng, case):
     case = Case(rng, dtype_of(kernels), *CASES[case])
     for kind in KINDS:
@@ -264,7 +269,12 @@ def test_infinity_stays_in_its_sample(kernels, device, rng, channels):
         assert finite[[0, 1, 3]].all() and not finite[2].any()
 
 
-@pytest.mark.parametrize("case", ["primes", "8 channels, padding"])
+@pytest.mark.parametrize(
+    ("kernels", "case"),
+    spread(VERSIONS, ["primes", "8 channels, padding"], by=2),
+    indirect=["kernels"],
+    ids=str,
+)
 def test_gradients_of_nothing_are_nothing(kernels, device, rng, case):
     """Those of the outputs are 0, and so is what is written: not what was there."""
     case = Case(rng, dtype_of(kernels), *CASES[case])

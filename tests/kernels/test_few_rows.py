@@ -42,7 +42,7 @@ def numbers(array: DeviceArray) -> np.ndarray:
     return whole[:, :columns].astype(np.float64)
 
 
-@pytest.mark.parametrize(("rows", "size", "gap"), spread(ROWS, SIZES, (0, 3, 4), by=2), ids=str)
+@pytest.mark.parametrize(("rows", "size", "gap"), spread(ROWS, SIZES, (0, 3, 4), by=4), ids=str)
 def test_random_numbers(kernels, device, rng, rows, size, gap):
     units, inputs = size
     A, B = (matrix(device, rng, lines, inputs, gap) for lines in (rows, units))

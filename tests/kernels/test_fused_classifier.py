@@ -9,7 +9,7 @@ from nn.launch.classifier import FusedClassifier, fused_classifier_partials
 from nn.launch.gemm.components import Components
 from nn.launch.kernels import Kernels
 from nn.model import reference
-from tests import few
+from tests import few, spread
 
 ROWS, HIDDEN, CLASSES = [1, 7, 97, 131], [1, 5, 64, 70, 130], [2, 3, 10, 17, 32]
 SIZES = [
@@ -103,7 +103,12 @@ VARIANTS = [
 KINDS = list(itertools.product(("softmax", "sigmoid"), ("sigmoid", "tanh", "relu")))
 
 
-@pytest.mark.parametrize("size", few([*SIZES[:20:7], *SIZES[20:]], of=SIZES), ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    spread(["float32", "float64"], few([*SIZES[:20:7], *SIZES[20:]], of=SIZES), by=2),
+    indirect=["dtype"],
+    ids=str,
+)
 def test_random_inputs(kernels, device, rng, dtype, size):
     """Heads and activations in turn, those that other tests compile too; as many blocks as a GPU of 8
     multiprocessors would get."""
@@ -121,13 +126,21 @@ def test_columns_in_several_passes(kernels, device, rng, dtype):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("kind, activation, classes, hidden", few(VARIANTS[::5], of=VARIANTS))
-def test_every_variant(kernels, device, rng, dtype, kind, activation, classes, hidden):
+@pytest.mark.parametrize(
+    ("dtype", "variant"),
+    spread(["float32", "float64"], few(VARIANTS[::5], of=VARIANTS), by=2),
+    indirect=["dtype"],
+    ids=str,
+)
+def test_every_variant(kernels, device, rng, dtype, variant):
+    kind, activation, classes, hidden = variant
     case = Case(rng, dtype, 9, hidden, classes, kind, activation)
     case.check(case.run(kernels, device, 2))
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 7, 97, 200])
+@pytest.mark.parametrize(
+    ("dtype", "blocks"), spread(["float32", "float64"], [1, 2, 7, 97, 200], by=2), indirect=["dtype"]
+)
 def test_any_grid(kernels, device, rng, dtype, blocks):
     """A block with all rows, in several chunks; blocks without rows; the same bits twice."""
     case = Case(rng, dtype, 97, 36, 10, "softmax", "sigmoid")
@@ -196,9 +209,11 @@ def test_activations_that_are_not_finite_show_in_the_loss(kernels, device, rng, 
     assert not np.isfinite(case.run(kernels, device, 2)["loss"])
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("label", [0, 9])
+@pytest.mark.parametrize(
+    ("kind", "value", "label"),
+    spread(["softmax", "sigmoid"], [np.inf, -np.inf, np.nan], [0, 9], by=2),
+    ids=str,
+)
 def test_logits_that_are_not_finite_show_in_the_loss(kernels, device, rng, dtype, kind, value, label):
     """In the label's class or in another."""
     case = Case(rng, dtype, 5, 7, 10, kind, "sigmoid")

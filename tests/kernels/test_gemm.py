@@ -9,7 +9,7 @@ from nn.launch.gemm import gemm
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import PLAIN_GEMM_VERSIONS, runs_gemm
 from nn.launch.kernels import Kernels
-from tests import few
+from tests import few, spread
 
 SHAPES = [
     (1, 1, 1),
@@ -134,9 +134,14 @@ def test_alpha_beta_and_another_C(kernels, device, rng, dtype, alpha, beta):
     check(D.to_host(), A, B, alpha=alpha, beta=beta, C=C)
 
 
+HALF = spread(VERSIONS, [False, True], [False, True], by=2)
+"""Of each version two of the four forms, all of which have been tested."""
+
+
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize(
+    ("version_and_dtype", "transpose_a", "transpose_b"), HALF, indirect=["version_and_dtype"], ids=str
+)
 def test_adds_to_D_itself(kernels, device, rng, dtype, transpose_a, transpose_b):
     M, N, K = 67, 35, 41
     A = operand(rng, M, K, transpose_a, dtype)
@@ -150,8 +155,9 @@ def test_adds_to_D_itself(kernels, device, rng, dtype, transpose_a, transpose_b)
 
 
 @pytest.mark.parametrize("first", few([1], of=[1, 2, 4]))
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize(
+    ("version_and_dtype", "transpose_a", "transpose_b"), HALF, indirect=["version_and_dtype"], ids=str
+)
 def test_column_slices(kernels, device, rng, dtype, transpose_a, transpose_b, first):
     """From column 1 or 2 16-byte loads are not aligned. NaN around the slices shows whether it is read."""
     M, N, K = 66, 71, 37

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nn.launch.head import Head
+from tests import spread
 
 SHAPES = [(1, 1), (1, 10), (5, 2), (133, 10), (6, 31), (7, 32), (9, 33), (4, 64), (3, 1000), (750, 10)]
 
@@ -66,8 +67,7 @@ def check(loss, dZ, kind, z, labels, scale):
     assert np.all(np.abs(dZ - scale * gradient) <= tolerance)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scale", [1.0, 1 / 3000])
+@pytest.mark.parametrize(("shape", "scale"), spread(SHAPES, [1.0, 1 / 3000], by=2), ids=str)
 def test_random_logits(kernels, device, rng, dtype, kind, shape, scale):
     Z = rng.normal(0, 4, shape).astype(dtype)
     b = rng.normal(0, 1, shape[1]).astype(dtype)

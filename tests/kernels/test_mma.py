@@ -147,7 +147,12 @@ LAYOUTS = list(itertools.product([False, True], repeat=2))
 RAGGED = [(1, 1, 1), (3, 5, 2), (7, 66, 33), (65, 9, 31), (70, 67, 65)]
 
 
-@pytest.mark.parametrize(("layout", "tile"), spread(LAYOUTS, [64, 128], by=2), ids=str)
+@pytest.mark.parametrize(
+    ("mma", "layout", "tile"),
+    spread(["float32", "tf32"], LAYOUTS, [64, 128], by=3),
+    indirect=["mma"],
+    ids=str,
+)
 def test_views_with_odd_leading_dimensions(mma, device, rng, cut, layout, tile):
     """NaN around the views shows whether it is read, and whether anything is written there."""
     transpose_a, transpose_b = layout

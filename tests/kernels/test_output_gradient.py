@@ -12,7 +12,7 @@ from nn.launch.gemm.components import Components, split
 from nn.launch.kernels import Kernels
 from nn.launch.pool import PoolGradient
 from nn.model.window import Window
-from tests import few
+from tests import few, spread
 from tests.nn.model import loops
 
 F = {
@@ -80,9 +80,11 @@ def results(work):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("activation", few(["identity"], of=["identity", "relu"]))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "activation", "count"),
+    spread(CASES, few(["identity"], of=["identity", "relu"]), [1, 2, 3], by=3),
+    ids=str,
+)
 def test_from_components_of_what_was_made_it_is_the_same(place, rng, case, activation, count):
     """The same bits; the float32 numbers themselves are not read by a kernel."""
     (array, run), case = place, Case(rng, *case, activation)
@@ -105,9 +107,11 @@ def test_other_derivatives_are_not_taken_from_components(device, library, rng):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("count", few([0, 3], of=[0, 1, 3]))
-@pytest.mark.parametrize("activation", few(["identity", "tanh"], of=list(F)))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "activation", "count"),
+    spread(CASES, few(["identity", "tanh"], of=list(F)), few([0, 3], of=[0, 1, 3]), by=2),
+    ids=str,
+)
 def test_it_is_what_its_operations_are_one_after_another(place, rng, case, activation, count):
     (array, run), case = place, Case(rng, *case, activation)
     first, second = (case.work(array, count) for _ in range(2))

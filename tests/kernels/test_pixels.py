@@ -26,8 +26,11 @@ def images(request, rng, dtype):
     return make
 
 
-@pytest.mark.parametrize("scale", [255.0, 1.0, 0.3])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 784), (997, 1), (8, 32), (9, 33), (75, 784)])
+@pytest.mark.parametrize(
+    ("scale", "shape"),
+    spread([255.0, 1.0, 0.3], [(1, 1), (1, 784), (997, 1), (8, 32), (9, 33), (75, 784)], by=3),
+    ids=str,
+)
 def test_in_order(kernels, device, images, dtype, shape, scale):
     pixels = images(shape[0] + 3, shape[1])
     X = device.poisoned(shape, dtype)
@@ -41,7 +44,7 @@ def cursor_at(device, first):
 
 
 @pytest.mark.parametrize(
-    ("starts_early", "rows", "columns"), spread([False, True], [1, 8, 83], [1, 32, 65, 784, 1300], by=3)
+    ("starts_early", "rows", "columns"), spread([False, True], [1, 8, 83], [1, 32, 65, 784, 1300], by=4)
 )
 def test_gathered(kernels, device, images, rng, dtype, rows, columns, starts_early):
     """From any place in a longer order; what lies around it is no row number."""

@@ -8,6 +8,7 @@ from nn.launch.pool import Pool, PoolGradient
 from nn.model.window import Window
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
+from tests import spread
 from tests.nn.model import loops
 
 CASES = [
@@ -25,10 +26,19 @@ CASES = [
 """Shape of an image, size, stride."""
 
 SAMPLES = 3
-IDS = [f"{'x'.join(map(str, image))}-{size}s{stride}" for image, size, stride in CASES]
+
+OF_ALL = pytest.mark.parametrize(
+    ("pool", "dtype", "window"),
+    [
+        pytest.param(*case, marks=[pytest.mark.kernels] if case[0] == "kernels" else [])
+        for case in spread(["numpy", "kernels"], ["float32", "float64"], CASES, by=2)
+    ],
+    indirect=True,
+    ids=str,
+)
 
 
-@pytest.fixture(params=CASES, ids=IDS)
+@pytest.fixture
 def window(request):
     image, size, stride = request.param
     return Window.over("pool", image, (size, size), stride, 0)
@@ -78,6 +88,7 @@ def check_largest(window, A, gradient, results):
     np.testing.assert_allclose(images, expected, rtol=0, atol=64 * np.finfo(A.dtype).eps)
 
 
+@OF_ALL
 def test_largest_pixels(pool, rng, dtype, window):
     A, gradient = draw(rng, window, dtype)
     first, second = (pool(window, A, gradient, True) for _ in range(2))
@@ -85,6 +96,7 @@ def test_largest_pixels(pool, rng, dtype, window):
     assert [array.tobytes() for array in first] == [array.tobytes() for array in second]
 
 
+@OF_ALL
 def test_of_equal_pixels_the_first_is_the_largest(pool, rng, dtype, window):
     A, gradient = draw(rng, window, dtype)
     A = rng.integers(-1, 2, A.shape).astype(dtype)
@@ -93,6 +105,7 @@ def test_of_equal_pixels_the_first_is_the_largest(pool, rng, dtype, window):
     check_largest(window, A, gradient, pool(window, A, gradient, True))
 
 
+@OF_ALL
 def test_a_nan_is_larger_than_any(pool, rng, dtype, window):
     """The first of them, wherever it is, infinities before and behind it."""
     A, gradient = draw(rng, window, dtype)
@@ -102,6 +115,7 @@ def test_a_nan_is_larger_than_any(pool, rng, dtype, window):
         check_largest(window, A, gradient, pool(window, A, gradient, True))
 
 
+@OF_ALL
 def test_means(pool, rng, dtype, window):
     """Sums of up to 256 numbers about 1, some roundings off."""
     A, gradient = draw(rng, window, dtype)

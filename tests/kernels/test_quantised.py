@@ -77,7 +77,7 @@ def check(device, kernels, work: QuantisedProduct, expected: np.ndarray, bias=0.
     return found
 
 
-@pytest.mark.parametrize(("size", "samples", "version"), spread(SIZES, SAMPLES, VERSIONS, by=5), ids=str)
+@pytest.mark.parametrize(("size", "samples", "version"), spread(SIZES, SAMPLES, VERSIONS, by=9), ids=str)
 def test_random_numbers(kernels, device, rng, size, samples, version):
     units, inputs = size
     W = rng.normal(0, 0.1, size).astype(np.float32)
@@ -88,8 +88,7 @@ def test_random_numbers(kernels, device, rng, size, samples, version):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("version", VERSIONS, ids="-".join)
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize(("activation", "version"), spread(["relu", "sigmoid"], VERSIONS, by=2), ids=str)
 def test_small(kernels, device, rng, activation, version):
     """Without a bias; several tiles along k, and more steps than are on their way."""
     W = rng.normal(0, 0.1, (19, 1100)).astype(np.float32)

@@ -30,7 +30,7 @@ def kernels(library):
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
-    ("name", "kind", "shared"), spread(list(CASES), list(KINDS), [72, 30, 24], by=3), ids=str
+    ("name", "kind", "shared"), spread(list(CASES), list(KINDS), [72, 30, 24], by=5), ids=str
 )
 def test_same_bits_twice(kernels, device, rng, monkeypatch, name, kind, shared):
     """With little shared memory, in KB, a tile is a few rows of one image."""

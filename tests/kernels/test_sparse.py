@@ -95,7 +95,7 @@ def check(device, kernels, work: SparseProduct, X, bias=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=8), ids=str
+    ("weights", "samples", "version"), spread(WEIGHTS, SAMPLES, SPARSE_VERSIONS, by=12), ids=str
 )
 def test_random_numbers(kernels, device, rng, weights, samples, version):
     csr = weights.csr(rng)
@@ -107,9 +107,9 @@ def test_random_numbers(kernels, device, rng, weights, samples, version):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("version", SPARSE_VERSIONS)
-@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
-@pytest.mark.parametrize("samples", [1, 10])
+@pytest.mark.parametrize(
+    ("samples", "activation", "version"), spread([1, 10], ["relu", "sigmoid"], SPARSE_VERSIONS, by=2)
+)
 def test_small(kernels, device, rng, samples, activation, version):
     """Without a bias, and nothing is written beside Y."""
     csr = Weights(37, 45, (0.5, 0.0, 0.05), 17).csr(rng)

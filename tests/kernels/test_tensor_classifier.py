@@ -21,7 +21,7 @@ CASES = [
     (97, 1024, 16, "softmax", "tanh", 2),  # chunks of 16 rows: three full ones, and one of a row
     (75, 2048, 10, "softmax", "sigmoid", 3),
     (11, 1358, 7, "sigmoid", "relu", 5),  # ragged; the last warps have no columns
-    (5, 300, 10, "softmax", "tanh", 9),  # more blocks than rows
+    (5, 300, 10, "softmax", "sigmoid", 9),  # more blocks than rows
 ]
 """Rows, hidden units, classes, head, activation, blocks."""
 
@@ -117,7 +117,7 @@ def kernels(library) -> Kernels:
     return Kernels(library, np.float32)
 
 
-@pytest.mark.parametrize("case", few([CASES[1], CASES[2], CASES[5], CASES[6]], of=CASES), ids=str)
+@pytest.mark.parametrize("case", few([CASES[2], *CASES[5:]], of=CASES), ids=str)
 def test_random_inputs(kernels, device, rng, case):
     made = Case.random(rng, *case)
     first, second = (made.run(kernels, device) for _ in range(2))

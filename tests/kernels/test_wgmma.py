@@ -217,7 +217,7 @@ def test_accuracy_of_components(device, rng, cores, components_a, components_b, 
     assert tolerance / 1000 < error < tolerance
 
 
-@pytest.mark.parametrize("activation", few(["tanh"], of=["identity", "sigmoid", "tanh", "relu"]))
+@pytest.mark.parametrize("activation", few(["sigmoid"], of=["identity", "sigmoid", "tanh", "relu"]))
 def test_pixels_have_one_component_and_the_epilogue_does_the_rest(device, rng, cores, activation):
     pixels = rng.integers(0, 256, (67, 90)).astype("f4")
     W, bias = rng.standard_normal((70, 90)).astype("f4"), rng.standard_normal(70).astype("f4")

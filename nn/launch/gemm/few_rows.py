@@ -26,7 +26,7 @@ _MOST_PRODUCTS = 1 << 24
 """Multiplications up to which more rows than that are few: beyond it, tensor cores are faster."""
 
 _LIGHT = 32 << 20
-"""Bytes of B that a device's cache holds; more of them are worth reading as bf16 where they are there so."""
+"""Bytes of B that a device's cache holds; more of them are worth reading as bf16, which are half as many."""
 
 _UNITS = 8
 _THREADS = 256
@@ -38,7 +38,7 @@ def takes_few_rows(product: Product, math: str) -> bool:
         return False
     M, N, K = product.sizes
     few = M <= _AT_ONCE or (M <= MOST_ROWS and M * N * K <= _MOST_PRODUCTS)
-    return few and (math == "float32" or product.B.nbytes <= _LIGHT)
+    return few and (math != "bf16" or product.B.nbytes <= _LIGHT)
 
 
 @dataclass(frozen=True)

@@ -83,18 +83,21 @@ def kept(path: Path) -> list[int]:
     return [len(array.places) for array in weights(path).values()]
 
 
+OPTIMISERS = [["--momentum", "0.9"], ["--optimiser", "adam", "--lr", "0.001"]]
+
+
 @pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
-@pytest.mark.parametrize("momentum", [["--momentum", "0.9"], ["--optimiser", "adam", "--lr", "0.001"]])
+@pytest.mark.parametrize("optimiser", few(OPTIMISERS[1:], of=OPTIMISERS))
 def test_a_network_becomes_light(
     monkeypatch: pytest.MonkeyPatch,
     trained: Path,
     capsys: pytest.CaptureFixture[str],
-    momentum: Sequence[str],
+    optimiser: Sequence[str],
 ) -> None:
     """Of each layer so many weights are left, with so many values; what is told of it is so."""
     out, told = trained.parent / "light.pyrtz", trained.parent / "told.json"
     compress(
-        monkeypatch, trained, *momentum, "--prune", "0.3,0.9,0.5", "--bits", 3, "--out", out, "--json", told
+        monkeypatch, trained, *optimiser, "--prune", "0.3,0.9,0.5", "--bits", 3, "--out", out, "--json", told
     )
     if join().rank > 0:
         return
@@ -131,7 +134,7 @@ def test_train_py_evaluates_the_file_as_it_was_told(monkeypatch: pytest.MonkeyPa
     assert report.test.loss == pytest.approx(after["loss"], rel=1e-6)
 
 
-@pytest.mark.parallel(few([2], of=[1, 2, 3, 4]))
+@pytest.mark.parallel(few([1], of=[1, 2, 3, 4]))
 def test_in_kernels(monkeypatch: pytest.MonkeyPatch, trained: Path, driver: Driver) -> None:
     out = trained.parent / "light.pyrtz"
     words = ["--prune", "0.5", "--bits", "3", "--out", out, "--rounds", "1", "--retrain-epochs", "1"]
@@ -141,13 +144,16 @@ def test_in_kernels(monkeypatch: pytest.MonkeyPatch, trained: Path, driver: Driv
         assert all(len(np.unique(array.weights)) <= 7 for array in weights(out).values())
 
 
+ALONE = [
+    (["--prune", "0", "--bits", "4"], [36, 324, 45], True),
+    (["--prune", "0.5", "--bits", "0"], [18, 162, 23], False),
+    (["--threshold", "std:0,0,0", "--bits", "1"], [36, 324, 45], True),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "left", "has_codes"),
-    [
-        (["--prune", "0", "--bits", "4"], [36, 324, 45], True),
-        (["--prune", "0.5", "--bits", "0"], [18, 162, 23], False),
-        (["--threshold", "std:0,0,0", "--bits", "1"], [36, 324, 45], True),
-    ],
+    few(ALONE[1:], of=ALONE),
 )
 def test_pruning_and_sharing_alone(
     monkeypatch: pytest.MonkeyPatch, trained: Path, words: Sequence[str], left: Sequence[int], has_codes: bool

@@ -101,11 +101,15 @@ def drawn(rng, size, dtype):
     return p, g, m, (rng.normal(0, 1, size) ** 2 * 10.0 ** rng.integers(-6, 2, size)).astype(dtype)
 
 
-@pytest.mark.parametrize("step", few([0, 5000], of=[0, 1, 7, 5000]))
-@pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("size, decayed", [(1, 0), (1, 1), (256, 128), (257, 255), (10007, 9001), (500, 500)])
-def test_one_step_of_a_segment(place, rng, start, size, decayed, step):
+SIZES = [(1, 0), (1, 1), (256, 128), (257, 255), (10007, 9001), (500, 500)]
+
+
+@pytest.mark.parametrize(
+    ("step", "start", "sizes"), spread(few([0, 5000], of=[0, 1, 7, 5000]), [0, 3], SIZES, by=2), ids=str
+)
+def test_one_step_of_a_segment(place, rng, start, sizes, step):
     """And of nothing before or behind it. The kernel leaves the gradients as they are."""
+    size, decayed = sizes
     before = drawn(rng, start + size + 5, place.dtype)
     arrays, part = place.arrays(RULE, *before, step), slice(start, start + size)
     place.run(Update(arrays, [Segment(start, size, decayed)]))
@@ -284,9 +288,9 @@ def test_every_exchange_trains_the_network_of_the_reference(digits):
 
 @pytest.mark.parallel(few([2], of=[1, 2, 4]))
 def test_so_it_does_with_kernels(driver, digits):
-    """The sums of the first two are on the host, as those of ``host`` are."""
+    """The sums of the first three are on the host, as those above are."""
     exchanges = [name for name in choices() if name != "device" or verdict(join(), driver).is_proven]
-    without = [name for name in exchanges if name not in ("root", "blocking")]
+    without = [name for name in exchanges if name not in ("root", "blocking", "host")]
     assert not failed(digits, few(without, of=exchanges), device=driver.name, share_gpus=True)
 
 
@@ -300,6 +304,7 @@ def test_so_it_does_where_layers_are_split(driver, digits, exchange):
     assert not failed(digits, [exchange], **where)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gemm", few(["mma"], of=["mma", "wgmma"]))
 def test_so_it_does_on_tensor_cores(driver, gemm):
     if not runs_gemm(gemm, driver.architecture):
@@ -348,13 +353,13 @@ def check_bits(runs: Runs, stops: Sequence[int], **changes: object) -> None:
         standing_still.allow()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", few(["float32"], of=["float32", "float64"]))
 def test_any_step_can_be_the_last_before_a_break(runs: Runs, dtype: str) -> None:
     check_bits(runs, few([3], of=range(1, 6)), dtype=dtype, val_fraction=0.0)
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("graph", few([True], of=[True, False]))
 def test_a_device_goes_on_with_the_same_bits(runs: Runs, driver, graph: bool) -> None:
     check_bits(runs, few([4], of=[2, 4]), device=driver.name, graph=graph)
 

@@ -48,6 +48,15 @@ def test_product_bias_and_activation_are_one_kernel(driver: NullDriver) -> None:
     assert [item.starts_early for item in found] == [False, True]
 
 
+@pytest.mark.parametrize("math", ["float32", "tf32"])
+def test_weights_that_no_cache_holds_are_read_as_they_are(driver: NullDriver, math: str) -> None:
+    """Their two components of TF32 are as many bytes."""
+    found = for_few_images(
+        layers(driver, 1, 25088, 4096), Kernels(KernelLibrary(driver), np.float32, math=math)
+    )
+    assert [type(item.work) for item in found] == [FewRows]
+
+
 def test_weights_that_the_kernel_before_makes_are_not_read_early(driver: NullDriver) -> None:
     first, second = layers(driver, 1, 784, 512, 10)[::2]
     second = Operation("of made weights", FORWARD, Product(second.work.D, second.work.A, first.work.D, True))

@@ -75,7 +75,7 @@ def test_ranks_change_what_the_reference_does(options: Options, job: Job) -> Non
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel(few([2], of=[1, 2, 3]))
+@pytest.mark.parallel(few([1], of=[1, 2, 3]))
 def test_kernels_change_what_the_reference_does(options: Options, job: Job, driver: Driver) -> None:
     """In graphs of several steps and without; the same bits, whatever queues the steps and brings the rows.
 

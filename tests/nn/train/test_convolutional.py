@@ -22,7 +22,7 @@ from pyrt.errors import UserError
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job
-from tests import LONG, few, spread, standing_still
+from tests import few, spread, standing_still
 from tests.nn.checkpoints.runs import Runs
 from train import train
 
@@ -117,7 +117,7 @@ def test_ranks_train_the_network_of_the_reference(data: str, job: Job) -> None:
         {"plan": "model", "dtype": "float64"},
         {"plan": "model", "net": NETS["a mean of the images"], **ADAM},
     ]
-    for changes in few([ways[1], *ways[3:]], of=ways) if job.size > 1 else ways[2:4]:
+    for changes in few([ways[1], ways[3], ways[5]], of=ways) if job.size > 1 else ways[2:4]:
         run(data, **changes)
     if job.size == 4:
         run(data, plan="model", grid="2x2")
@@ -134,14 +134,13 @@ def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
     """With convolutions whose components are kept from step to step, and what is fused with them."""
     require("implicit", driver)
     where = {**on(driver), "samples": 14, "batch": 8}
-    for plan in few(["model"], of=["data", "model"]):  # the next run has the other
+    for plan in few(["model"], of=["data", "model"]):
         run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
     where["samples"] = 7  # one step
-    for gemm in few(["wgmma"] if math != "bf16" else [], of=["wgmma", "mma"]):
+    for gemm in few([], of=["wgmma", "mma"]):
         if (gemm, math) == ("mma", "bf16"):  # which has no version
             continue
-        if LONG:
-            run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, **where)
+        run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, **where)
         run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, check_each=1, **where)
 
 
@@ -173,7 +172,7 @@ def test_large_layers_and_batches_in_parts(
     run(data, exchange="host")
 
 
-@pytest.mark.parametrize("conv", few(["direct", "winograd"], of=CONV_VERSIONS))
+@pytest.mark.parametrize("conv", few(["winograd"], of=CONV_VERSIONS))
 @pytest.mark.parametrize("dtype", few(["float32"], of=["float32", "float64"]))
 def test_each_operation_is_numpys(driver: Driver, data: str, conv: str, dtype: str) -> None:
     require(conv, driver, dtype)
@@ -272,7 +271,7 @@ class TestResume:
         runs.clear()
 
     def test_on_the_cpu(self, runs: Runs) -> None:
-        for dtype in few(["float64"], of=["float32", "float64"]):
+        for dtype in few([], of=["float32", "float64"]):
             self.check_bits(runs, 4, dtype=dtype)
         self.check_bits(runs, 3, **ADAM)
 
@@ -281,7 +280,7 @@ class TestResume:
     def test_on_a_device(self, runs: Runs, driver: Driver, conv: str) -> None:
         """The others keep nothing from step to step."""
         require(conv, driver)
-        where = {"device": driver.name, "share_gpus": True}
+        where = {"device": driver.name, "share_gpus": True, "net": "conv3x3x4p1,tanh,pool2,dense3"}
         self.check_bits(runs, 4, conv=conv, placement="stream", **where)
 
     @pytest.mark.kernels

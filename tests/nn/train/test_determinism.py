@@ -86,5 +86,4 @@ def test_on_a_device(options: Options, job: Job, driver: Driver) -> None:
     again = {"order_seed": 1} if driver.name == "emulated" else {}
     takes_device = verdict(job, driver).is_proven
     ways = [way for way in ON_A_DEVICE if way[0] != "device" or takes_device]
-    some = [("hierarchical", ""), ("peer", "2x2")]  # the others sum by NumPy, as above, or MPI
-    assert not differing(where, job, few(some, of=ways), **again)
+    assert not differing(where, job, few([("peer", "2x2")], of=ways), **again)

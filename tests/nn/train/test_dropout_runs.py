@@ -56,8 +56,9 @@ def options(shared: Path, job: Job) -> Options:
 
 def test_one_rank_drops_what_the_reference_does(options: Options, job: Job) -> None:
     """In every step something else, and with another seed too."""
-    require_passed(train(options, job))
-    weights = {str(outcome(options, job, seed=seed)[0]) for seed in (5, 6)}
+    first, *_, report = outcome(options, job)
+    require_passed(report)
+    weights = {str(first), str(outcome(options, job, seed=6, check=False)[0])}
     weights.add(str(outcome(options, job, net=NET.replace("0.5", "0.4"), check=False)[0]))
     assert len(weights) == 3
 
@@ -65,7 +66,7 @@ def test_one_rank_drops_what_the_reference_does(options: Options, job: Job) -> N
 @pytest.mark.parallel(few([3], of=[2, 3, 4]))
 def test_ranks_drop_what_the_reference_does(options: Options, job: Job) -> None:
     """Split by samples, also where some ranks have none: batches of 2 of 5 samples, and 1."""
-    for exchange in ("host", "blocking"):
+    for exchange in few(["blocking"], of=["host", "blocking"]):
         require_passed(train(dataclasses.replace(options, exchange=exchange), job))
     require_passed(train(dataclasses.replace(options, samples=5, batch=2), job))
 
@@ -108,6 +109,7 @@ def test_each_operation_is_that_of_numpy(options: Options, job: Job, driver: Dri
     require_passed(train(dataclasses.replace(options, device=driver.name, check_each=3), job))
 
 
+@pytest.mark.long
 @pytest.mark.kernels
 @pytest.mark.parallel(few([2], of=[2, 4]))
 def test_ranks_with_kernels_drop_what_the_reference_does(options: Options, job: Job, driver: Driver) -> None:
@@ -133,7 +135,7 @@ def check_resumed(options: Options, job: Job, stop: int, monkeypatch: pytest.Mon
     assert outcome(kept, job, resume=True)[:3] == whole[:3]
 
 
-@pytest.mark.parallel(few([3], of=[1, 3]))
+@pytest.mark.parallel(few([1], of=[1, 3]))
 def test_a_resumed_run_drops_what_an_unbroken_one_does(
     options: Options, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +151,7 @@ def test_so_does_one_of_graphs(
     check_resumed(options, job, 4, monkeypatch)
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_nothing_is_dropped_in_evaluation(options: Options, job: Job) -> None:
     """The scores after training, and those of --evaluate, are those of the reference without dropout."""
     scores = train(options, job).test

@@ -33,7 +33,7 @@ def run(driver, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("rates", "ends"),
-    few([("momentum", ENDS[0]), ("adam", ENDS[1])], of=list(itertools.product(RATES, ENDS))),
+    few([("momentum", ENDS[1])], of=list(itertools.product(RATES, ENDS))),
 )
 def test_it_trains_the_network_of_the_reference(run, rates, ends):
     loss, activation = ends
@@ -46,12 +46,13 @@ def test_the_bits_are_the_same_however_steps_get_there(driver, run):
     """In graphs, launched one by one, from batches that threads gather, and in whatever order blocks run."""
     ways = [{}, {}, {"graph": False}, {"placement": "stream"}, {"placement": "stream", "graph": False}]
     if driver.name == "emulated":
-        ways += [{"order_seed": 3}, {"sanitize": True}]
-    outcomes = [run(**way) for way in few([ways[0], *ways[4:6]], of=ways)]
+        ways += [{**ways[4], "order_seed": 3}, {"sanitize": True}]
+    outcomes = [run(**way) for way in few([ways[0], ways[-2]], of=ways)]
     assert all(report.phase(WHOLE).calls == 6 for report, _ in outcomes)
     assert all(weights == outcomes[0][1] for _, weights in outcomes)
 
 
+@pytest.mark.long
 def test_its_numbers_are_those_of_the_operations_apart(run):
     """But for roundings: a product that is asked for by name is a launch of its own."""
     (fused, _), (apart, _) = run(), run(gemm="tiled")

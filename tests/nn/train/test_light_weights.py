@@ -44,6 +44,17 @@ CONVOLUTIONS = Network(
     ],
     loss="sigmoid",
 )
+
+
+def on_both_devices(cases: Sequence[Any]) -> list[Any]:
+    """Return each case on the CPU or in kernels, in turn; all on both where `LONG`."""
+    kernels = pytest.mark.kernels
+    return [
+        pytest.param(*one, marks=[kernels] if one[0] == "emulated" else [])
+        for one in spread(["cpu", "emulated"], cases, by=2)
+    ]
+
+
 NETWORKS = {"dense": DENSE, "one layer": ONE_LAYER, "convolutions": CONVOLUTIONS}
 
 BATCH = 11
@@ -131,7 +142,12 @@ def rows_of(layer: nn.Dense | nn.Conv2d, A: np.ndarray) -> np.ndarray:
 
 
 def require_logits(
-    device: str, name: str, way: str, tolerance: float, numbers: Sequence[int] = 2 * NUMBERS, **changes: Any
+    device: str,
+    name: str,
+    way: str,
+    tolerance: float,
+    numbers: Sequence[int] = few((*NUMBERS, 1), of=2 * NUMBERS),
+    **changes: Any,
 ) -> None:
     """Compare the logits of so many random images with what they should be, each number of images in turn."""
     network, images = NETWORKS[name], images_of(NETWORKS[name], max(numbers))
@@ -186,12 +202,12 @@ def test_logits_of_few_bits_are_those_of_the_definition_in_kernels(
     require_logits(driver.name, name, way, BITS_ERROR[way])
 
 
-@pytest.mark.parametrize(("way", "name"), [*FEW_BITS, ("sparse", "dense")])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(("device", "kind"), on_both_devices([*FEW_BITS, ("sparse", "dense")]), ids=str)
 def test_samples_and_windows_that_do_not_fit_a_launch_are_cut(
-    monkeypatch: pytest.MonkeyPatch, device: str, way: str, name: str
+    monkeypatch: pytest.MonkeyPatch, device: str, kind: tuple[str, str]
 ) -> None:
     """Windows of one or two images at a time, whose rows take several launches of which the last is short."""
+    way, name = kind
     window = CONVOLUTIONS.layer(1).window(CONVOLUTIONS.input_shape)
     monkeypatch.setattr(convolution, "WORKSPACE_BYTES", 2 * 4 * window.places * window.pixels)
     monkeypatch.setattr(shapes, "MAX_GRID_Y", 7)
@@ -307,8 +323,7 @@ DATA = "synthetic:12x9x1:10:330"
 
 
 @pytest.mark.parallel(few([2], of=[1, 2]))
-@pytest.mark.parametrize("suffix", ["npz", "pyrtz"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(("device", "suffix"), on_both_devices(["npz", "pyrtz"]))
 def test_a_run_scores_sparse_weights_of_a_file(
     shared: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, device: str
 ) -> None:
@@ -336,8 +351,9 @@ SCORED: list[dict[str, Any]] = [{}, {"profile": True}, {"check_each": 1}, {"grap
 
 
 @pytest.mark.parallel(few([2], of=[1, 2]))
-@pytest.mark.parametrize("changes", few([{"check_each": 1}, {"graph": False}], of=SCORED), ids=str)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(
+    ("device", "changes"), on_both_devices(few([{"graph": False}, {"check_each": 1}], of=SCORED)), ids=str
+)
 def test_a_run_scores_convolutions_of_bytes(
     shared: Path, monkeypatch: pytest.MonkeyPatch, device: str, changes: dict[str, Any]
 ) -> None:
@@ -355,8 +371,7 @@ def test_a_run_scores_convolutions_of_bytes(
         assert error(seen["logits"], expected) < BITS_ERROR["int8"]
 
 
-@pytest.mark.parametrize("weights", ["sparse", "int8", "binary"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(("device", "weights"), on_both_devices(["sparse", "int8", "binary"]))
 def test_latency_is_that_of_light_weights_in_memory_that_was_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, device: str
 ) -> None:

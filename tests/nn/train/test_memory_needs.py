@@ -140,7 +140,7 @@ def differ(monkeypatch, kind, cases):
     return wrong
 
 
-@pytest.mark.parallel(few([2, 4], of=[1, 2, 4]))
+@pytest.mark.parallel(few([2], of=[1, 2, 4]))
 def test_a_run_on_the_cpu_takes_what_was_counted(digits, small_pieces, monkeypatch, tmp_path):
     ranks, exchanges = join().size, ("root", "blocking", "host", "device")
     cases = [
@@ -165,7 +165,7 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
     where = {"device": driver.name, "data": digits, "share_gpus": True}
     exchanges = [name for name in choices() if name != "device" or verdict(join(), driver).is_proven]
     if join().size == 1:
-        some = few(CASES[2:], of=CASES)
+        some = few(CASES[3:], of=CASES)
         cases = [{**case, "graph": bool(number % 2)} for number, case in enumerate(some)]
         versions = [version for version in GEMM_VERSIONS if runs_gemm(version, driver.architecture)]
         versions = few(versions[-1:], of=versions)
@@ -173,12 +173,13 @@ def test_a_run_of_kernels_takes_what_was_counted(driver, digits, small_pieces, m
     else:
         plans = [{}, {"plan": "model"}]
         cases = [{"exchange": name, **plans[number % 2]} for number, name in enumerate(exchanges)]
-        cases += [
+        other = [
             {"exchange": "hogwild"},
             {"exchange": "server", "momentum": 0.5},
             {"exchange": "peer", "placement": "stream"},
             {"exchange": "host", "graph": False},
         ]
+        cases = [*few(cases[2:], of=cases), *few(other[:2], of=other)]
     assert not differ(monkeypatch, type(driver), [{**where, **case} for case in cases])
 
 
@@ -290,7 +291,7 @@ def test_auto_decides_by_the_same_numbers(driver, digits, monkeypatch):
     for less, chosen in ((0, "resident"), (1, "stream")):
         free = needs.device + placement.MARGIN - less
         monkeypatch.setattr(type(driver), "free_memory", lambda _, free=free: free)
-        assert train(options).environment["placement"] == chosen
+        assert train(dataclasses.replace(options, epochs=0)).environment["placement"] == chosen
 
 
 class Ends:
@@ -331,7 +332,7 @@ def end_all(monkeypatch, kind, options, error):
         ends = Ends(patch, kind, error)
         train(options)
         count = job.comm.bcast(ends.done, 1)
-        for place in range(0, count, max(1, count // (12 if LONG else 6))):
+        for place in range(0, count, max(1, count // (12 if LONG else 3))):
             ends.left, ends.done, ends.armed = place if job.rank == 1 else None, 0, False
             with pytest.raises(UserError, match="none is left"):
                 train(options)

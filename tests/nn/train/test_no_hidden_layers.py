@@ -19,7 +19,7 @@ from train import train
 
 IMAGES = np.random.default_rng(5).integers(0, 256, (53, 3, 5)).astype(np.uint8)
 
-RANKS = pytest.mark.parallel(few([1, 3], of=[1, 2, 3, 4]))
+RANKS = pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_linear_classifier_is_that_of_the_reference(digits: str, head: str) ->
     passes(digits, "cpu", head)
 
 
-@RANKS
+@pytest.mark.parallel(few([1], of=[1, 2, 3, 4]))
 @pytest.mark.parametrize("head", LOSSES)
 def test_so_it_is_on_a_device(digits: str, head: str, driver: Driver) -> None:
     passes(digits, driver.name, head)
@@ -67,7 +67,9 @@ def neuron(X: np.ndarray, is_one: np.ndarray, w: np.ndarray, b: float) -> tuple[
 
 
 @RANKS
-@pytest.mark.parametrize("where", ["cpu", pytest.param("driver", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize(
+    "where", ["cpu", pytest.param("driver", marks=[pytest.mark.kernels, pytest.mark.long])]
+)
 def test_on_two_classes_it_is_a_single_neuron(where: str, request: pytest.FixtureRequest) -> None:
     """The difference of the two output units: the probability of class 1 is a sigmoid of it.
 

@@ -119,6 +119,7 @@ def test_one_worker_has_the_bits_of_one_rank(device: str, job: Job, tmp_path: Pa
 
 
 @pytest.mark.parallel(few([4], of=[3, 4]))
+@pytest.mark.parametrize("device", few(["cpu"], of=["cpu", "kernels"]), indirect=True)
 def test_workers_learn(device: str, job: Job) -> None:
     options = using(SERVER, device=device, epochs=12, servers=2, batch=25, momentum=0.0, order_seed=None)
     if device == "emulated":

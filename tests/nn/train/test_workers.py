@@ -120,7 +120,7 @@ def test_components_of_weights_follow_what_others_have_changed(runtime: Runtime)
     driver = runtime.driver
     if not driver.has_kernels or not runs_gemm("wgmma", driver.architecture):
         pytest.skip("needs the tensor cores of sm_90")
-    wide = Network((36,), [Dense(72, "tanh"), Dense(70, "tanh"), Dense(3)])
+    wide = Network((36,), [Dense(72, "sigmoid"), Dense(70, "sigmoid"), Dense(3)])
     check_steps(runtime, wide, dtype="float32", batch=160, samples=160, gemm="wgmma")
 
 
@@ -164,6 +164,7 @@ def test_on_one_rank_there_is_nobody_to_wait_for(tmp_path: Path) -> None:
 
 @pytest.mark.parallel(few([4], of=[2, 3, 4]))
 @pytest.mark.parametrize("atomic", few([True], of=[False, True]))
+@pytest.mark.parametrize("device", few(["cpu"], of=["cpu", "kernels"]), indirect=True)
 def test_workers_learn(device: str, job: Job, atomic: bool, tmp_path: Path) -> None:
     """To tell four classes by their squares: the loss falls from 1.4 to below 0.2."""
     path: Path = job.comm.bcast(tmp_path / "report.json")
@@ -193,6 +194,7 @@ def stopped_and_resumed(options: Options, stop: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parallel([3])
+@pytest.mark.parametrize("device", few(["cpu"], of=["cpu", "kernels"]), indirect=True)
 def test_the_loss_of_an_epoch_is_the_mean_over_all_samples(
     device: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_all_samples(
 
 
 @pytest.mark.parallel([3])
+@pytest.mark.parametrize("device", few(["cpu"], of=["cpu", "kernels"]), indirect=True)
 def test_without_a_barrier_epochs_are_told_where_workers_meet(device: str, job: Job, tmp_path: Path) -> None:
     """At a rate that changes nothing their losses are those with barriers; the last is validated."""
     folder: Path = job.comm.bcast(tmp_path)
