@@ -20,17 +20,6 @@ const int STEP = WARP * WIDTH;                // inputs that a warp takes at onc
 const int CHUNK = AT_ONCE * STEP;             // inputs that a block takes at once
 const int TURNS = CHUNK / (WARPS * STEP);     // vectors of a row of A that a thread brings
 
-// Returns which of four neighbours from `k` on exist; they can be read together where rows are `aligned`.
-__device__ inline Part inside(int k, int K, bool aligned)
-{
-    return {0, min(max(K - k, 0), WIDTH), aligned && k + WIDTH <= K};
-}
-
-__device__ inline bool whole_vectors(const real *values, int ld)
-{
-    return ld % WIDTH == 0 && (size_t)values % sizeof(Vec4) == 0;
-}
-
 // All threads bring CHUNK inputs of ROWS rows, from input `begin` on: 0 where there are none.
 __device__ inline void bring(real (*inputs)[CHUNK], const real *A, int lda, int rows, int begin, int K)
 {

@@ -1,4 +1,4 @@
-"""Products of dense layers for a few images, as inference has them (kernels/gemm/few_rows.cu)."""
+"""Products of dense layers for a few images, as inference has them (kernels/gemm/few_rows.cu, one_row.cu)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ _LIGHT = 32 << 20
 
 _UNITS = 8
 _THREADS = 256
+
+_CHUNK = 1024
+"""Inputs that few_rows.cu takes at once; of more, one_row.cu is faster for a single row."""
 
 
 def takes_few_rows(product: Product, math: str) -> bool:
@@ -73,16 +76,16 @@ class FewRows(Work):
         """Raise ValueError for arrays that do not fit."""
         (M, N, K), (D, A, B) = self.product.sizes, (self.product.D, self.product.A, self.product.B)
         self.epilogue.require_fits(self.product)
+        alpha, bias, activation = self.epilogue.alpha, self.epilogue.bias, self.epilogue.activation
+        starts_early = int(self.starts_early)
+        if M == 1 and K > _CHUNK:
+            kernel = kernels.kernel("gemm/one_row", "one_row", ACTIVATION=activation)
+            return kernel.bind((N,), (_THREADS,), K, alpha, A, B, B.ld, bias, D, starts_early)
         rows = 1 if M == 1 else _AT_ONCE
-        kernel = kernels.kernel(
-            "gemm/few_rows",
-            "few_rows",
-            ROWS=rows,
-            ACTIVATION=self.epilogue.activation,
-        )
-        arguments = (self.epilogue.alpha, A, A.ld, B, B.ld, self.epilogue.bias, D, D.ld)
+        kernel = kernels.kernel("gemm/few_rows", "few_rows", ROWS=rows, ACTIVATION=activation)
         grid = blocks(M, rows), blocks(N, _UNITS)
-        return kernel.bind(grid, (_THREADS,), M, N, K, *arguments, int(self.starts_early))
+        arguments = M, N, K, alpha, A, A.ld, B, B.ld, bias, D, D.ld
+        return kernel.bind(grid, (_THREADS,), *arguments, starts_early)
 
     def in_numpy(self) -> Compute:
         d, a, b = (array.host_view() for array in (self.product.D, self.product.A, self.product.B))
