@@ -12,7 +12,7 @@ from nn.model.dense import Dense
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.errors import UserError
-from tests import few, standing_still
+from tests import few, spread, standing_still
 from tests.nn.small_runs import using
 from train import train
 
@@ -153,8 +153,7 @@ def failures(of_layers, networks, loss="softmax", samples=110, **options):
     return failed
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("loss", "dtype"), spread(["softmax", "sigmoid"], ["float32", "float64"], by=2))
 def test_activations_of_all_kinds_in_one_network(of_layers, loss, dtype):
     assert not failures(of_layers, MIXED, loss, dtype=dtype)
 

@@ -116,7 +116,7 @@ def test_padding_stays_zero(optimiser):
 
 
 @of_all_optimisers
-@pytest.mark.parametrize("size", few([4, 52], of=[4, 20, 52]))
+@pytest.mark.parametrize("size", few([52], of=[4, 20, 52]))
 def test_pieces_of_buckets_give_the_bits_of_whole_ones(place, dtype, optimiser, size):
     """Pieces may begin or end anywhere: among weights, among biases, in padding, at the loss."""
     driver, kernels = place
