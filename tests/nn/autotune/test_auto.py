@@ -288,6 +288,7 @@ def test_mistakes_are_said(words: list[str], message: str, monkeypatch: pytest.M
         autotune.main(join())
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_line() -> None:
     done = command("--rates", "none.json")
     assert done.returncode == 2
