@@ -1,6 +1,5 @@
 """conv/shared.cu: tiles, slices of channels, phases and chunks; what other versions have not."""
 
-
 import numpy as np
 import pytest
 
