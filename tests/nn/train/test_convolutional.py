@@ -91,10 +91,9 @@ def on(driver: Driver) -> dict[str, Any]:
     return {"device": driver.name, "share_gpus": True, "samples": 25, "batch": 11, "epochs": 1}
 
 
-@pytest.mark.parametrize("net", NETS.values(), ids=NETS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("net", "dtype"), spread(list(NETS), ["float32", "float64"], by=2))
 def test_networks_of_all_kinds(data: str, net: str, dtype: str) -> None:
-    run(data, net=net, dtype=dtype)
+    run(data, net=NETS[net], dtype=dtype)
 
 
 @pytest.mark.parametrize(
