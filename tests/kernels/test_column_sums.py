@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nn.launch.column_sums import ColumnSums
+from tests import spread
 
 SHAPES = [(1, 1), (2, 1), (750, 1), (3000, 1), (1, 1000), (7, 13), (63, 7), (64, 8), (65, 9), (1009, 3)]
 SHAPES += [(257, 10), (750, 512), (3000, 17)]
@@ -17,7 +18,9 @@ def check(sums, X):
     assert np.all(error <= roundings * np.finfo(sums.dtype).eps / 2 * np.abs(X).sum(axis=0))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "shape"), spread(["float32", "float64"], SHAPES, by=2), indirect=["dtype"], ids=str
+)
 def test_column_sums(kernels, device, rng, dtype, shape):
     X = rng.normal(0, 1, shape).astype(dtype)
     X_there = device.array(X)

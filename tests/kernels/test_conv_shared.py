@@ -1,7 +1,5 @@
 """conv/shared.cu: tiles, slices of channels, phases and chunks; what other versions have not."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -105,7 +103,7 @@ def test_long_sums_to_the_filters_round_little(kernels, device, rng, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_fits_can_be_bound(dtype):
     """Of many windows: what a block asks for is what every GPU has; all places and results have a thread."""
-    sizes = itertools.product([1, 3, 8, 17, 2000], [1, 3, 70, 3000], [1, 3, 7, 25], [1, 2, 4, 9])
+    sizes = spread([1, 3, 8, 17, 2000], [1, 3, 70, 3000], [1, 3, 7, 25], [1, 2, 4, 9], by=3)
     fitting = 0
     for filters, channels, size, stride in sizes:
         kernels, works = on_null(T4, Conv2d(filters, size, stride), (40, 33, channels), 2, dtype)
@@ -122,7 +120,7 @@ def test_what_fits_can_be_bound(dtype):
             else:
                 assert tile.rows * tile.columns <= 4 * tile.groups
                 assert 1 <= tile.channels <= (filters if isinstance(work, InputGradient) else channels)
-    assert fitting > 600
+    assert fitting > 1.8 * len(sizes)
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,14 @@ def test_shapes(kernels, device, rng, dtype, transpose_a, transpose_b):
         check(D.to_host(), A, B, transpose_a, transpose_b)
 
 
-@pytest.mark.parametrize("M, N, K, transpose_a, transpose_b", NETWORK)
-def test_products_of_the_network_same_bits_twice(
-    kernels, device, rng, dtype, M, N, K, transpose_a, transpose_b
-):
+@pytest.mark.parametrize(
+    ("version_and_dtype", "product"),
+    spread(VERSIONS, NETWORK, by=2),
+    indirect=["version_and_dtype"],
+    ids=str,
+)
+def test_products_of_the_network_same_bits_twice(kernels, device, rng, dtype, product):
+    M, N, K, transpose_a, transpose_b = product
     if device.driver.name == "emulated":  # slow: a ninth of each hidden size and batch
         M, N, K = (size if size == 10 else size // 9 for size in (M, N, K))
     A = operand(rng, M, K, transpose_a, dtype)
@@ -123,9 +127,14 @@ def test_products_of_the_network_same_bits_twice(
     assert first.to_host().tobytes() == second.to_host().tobytes()
 
 
-@pytest.mark.parametrize("alpha, beta", [(1, 1), (-0.5, 0), (0.75, -2), (0, 3)])
-def test_alpha_beta_and_another_C(kernels, device, rng, dtype, alpha, beta):
-    M, N, K = 37, 70, 19
+@pytest.mark.parametrize(
+    ("version_and_dtype", "factors"),
+    spread(VERSIONS, [(1, 1), (-0.5, 0), (0.75, -2), (0, 3)], by=2),
+    indirect=["version_and_dtype"],
+    ids=str,
+)
+def test_alpha_beta_and_another_C(kernels, device, rng, dtype, factors):
+    (alpha, beta), (M, N, K) = factors, (37, 70, 19)
     A, B, C = (operand(rng, *shape, False, dtype) for shape in ((M, K), (K, N), (M, N)))
     D = device.poisoned((M, N), dtype)
     device.run(

@@ -1,6 +1,5 @@
 """Kernels that leave images as bf16 components too: the images as before, the components those of a split."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -110,7 +109,7 @@ def test_pooling(kernels, device, rng, case, count, is_max):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize(("count", "name"), itertools.product(few([3], of=COUNTS), WIDE))
+@pytest.mark.parametrize(("count", "name"), spread(COUNTS, list(WIDE), by=2))
 def test_convolutions_on_tensor_cores(library, device, rng, count, name):
     """In whole products, and in parts of k."""
     if library.driver.architecture not in TENSOR_ARCHITECTURES:

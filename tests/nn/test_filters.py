@@ -9,7 +9,6 @@ from nn import filters
 from nn.filters import FILTERS, STRIDES
 from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
-from tests import LONG
 from tests.mpi import mpirun
 
 pytest.importorskip("matplotlib", reason="make test installs it")
@@ -128,7 +127,7 @@ def test_without_an_image_a_digit_is_drawn(tmp_path):
 
 
 def test_the_program_writes_a_picture(tmp_path):
-    """On two ranks: one of them writes. A mistake is one line."""
+    """On two ranks: one of them writes."""
     from PIL import Image
 
     image, out = tmp_path / "image.png", tmp_path / "out.png"
@@ -139,6 +138,11 @@ def test_the_program_writes_a_picture(tmp_path):
     assert done.stdout.startswith("4 filters on ") and done.stdout.count("\n") == 1
     with Image.open(out) as picture:
         assert picture.width > 2 * picture.height > 800
-    done = mpirun(2 if LONG else 1, *command, str(tmp_path / "none.png"))
+
+
+@pytest.mark.long
+def test_a_mistake_is_one_line(tmp_path):
+    """On two ranks."""
+    done = mpirun(2, sys.executable, "-m", "nn.filters", "--device", "cpu", str(tmp_path / "none.png"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "none.png: cannot be read" in done.stderr

@@ -133,6 +133,7 @@ def test_the_program_prints_a_table_and_writes_json(tmp_path):
     assert [layer["weights"] for layer in told["layers"]] == [one.weights for one in weighed.layers]
 
 
+@pytest.mark.long
 def test_json_alone_goes_to_standard_output():
     done = run("--hidden", "20", "--json", "-")
     assert json.loads(done.stdout)["totals"]["parameters"] == 784 * 20 + 20 + 20 * 10 + 10
@@ -158,6 +159,7 @@ def test_mistakes_are_one_line(monkeypatch, capsys, words, message):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_a_mistake_ends_the_program_with_its_line():
     done = run("conv3x3")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -8,6 +8,7 @@ from nn.app.options import Options
 from nn.input import load as load_data
 from nn.problem.problem import Problem
 from pyrt.errors import UserError
+from tests import few
 
 
 def made(**options: object) -> Problem:
@@ -55,7 +56,7 @@ def test_the_number_of_classes_is_the_width_of_the_last_layer():
         load(Options(classes=9))
 
 
-@pytest.mark.parametrize("how", ["random", "stratified"])
+@pytest.mark.parametrize("how", few(["stratified"], of=["random", "stratified"]))
 def test_what_is_held_out_lies_behind_what_is_trained_on(how):
     """Another part of the same rows; stratified, of each class alike."""
     digits, options = load_data("embedded"), Options(val_split=how, val_fraction=0.25, seed=3)

@@ -25,6 +25,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.errors import UserError
 from pyrt.exchange import local
 from pyrt.log import log
+from tests import few
 from tests.nn.small_runs import saved, using
 from train import train
 
@@ -131,8 +132,19 @@ def test_evaluate_scores_as_the_training_run_did_and_writes_the_labels(tmp_path)
     assert np.mean(written == digits.test_labels) == pytest.approx(evaluated.test.precision)
 
 
-@pytest.mark.parametrize(("given", "numbers"), [(True, [1, 20]), (50, [1, 32, 50]), (1, [1]), (None, [])])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.kernels)])
+LATENCIES = [(True, [1, 20]), (50, [1, 32, 50]), (1, [1]), (None, [])]
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "numbers"),
+    [
+        *(("cpu", *one) for one in LATENCIES),
+        *(
+            pytest.param("emulated", *one, marks=pytest.mark.kernels)
+            for one in few(LATENCIES[:1], of=LATENCIES)
+        ),
+    ],
+)
 def test_evaluate_times_one_image_32_and_a_batch(tmp_path, monkeypatch, device, given, numbers):
     """By calls whose logits are the reference's, also for more images than a batch or the test set, and in
     memory that was counted before."""
@@ -180,7 +192,7 @@ def test_check_passes_on_images_of_floats_too(digits, dtype):
     assert report.passed, str(report.check)
 
 
-@pytest.mark.parametrize("placement", ["resident", "stream"])
+@pytest.mark.parametrize("placement", few(["resident"], of=["resident", "stream"]))
 def test_float64_pixels_come_to_the_device_as_they_are(tmp_path, driver, placement):
     rng = np.random.default_rng(0)
     arrays = {"x_train": rng.random((50, 3, 4)), "y_train": np.arange(50) % 3}

@@ -63,7 +63,7 @@ def shared(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parallel(few([1, 4], of=[1, 2, 4]))
+@pytest.mark.parallel(few([2], of=[1, 2, 4]))
 def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = open_device("cpu", job, share_gpus=False).driver
     setting = ProbeContext(job, driver, choose("auto", driver, job), TASK)
@@ -82,7 +82,7 @@ def test_a_job_measures_its_machine_once(shared: Path, job: Job, monkeypatch: py
     driver.close()
 
 
-@pytest.mark.parallel(few([2], of=[1, 2]))
+@pytest.mark.parallel(few([1], of=[1, 2]))
 def test_a_cache_that_cannot_be_written_ends_no_run(
     shared: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +254,7 @@ def test_networks_that_cannot_be_are_one_line(words: str, message: str) -> None:
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_network_of_a_file_needs_images_too(tmp_path: Path) -> None:
     layers = [{"kind": "conv", "filters": 8, "size": 3}, {"kind": "dense", "units": 10}]
     (tmp_path / "net.json").write_text(json.dumps({"layers": layers}))
@@ -282,6 +283,7 @@ def test_mistakes_are_said(words: list[str], message: str, monkeypatch: pytest.M
         autotune.main(join())
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_line() -> None:
     done = command("--rates", "none.json")
     assert done.returncode == 2

@@ -17,6 +17,7 @@ from nn.model.net_text import make_network
 from nn.parallel.plan import Plan, by_samples
 from pyrt.driver.null import DeviceProperties
 from pyrt.job import Job
+from tests import few
 from tests.nn.autotune.rates import HOPPER, random_rates
 
 
@@ -60,7 +61,7 @@ NET = "conv3x3x5,relu,pool2,conv2x2x6p1,tanh,dense9,relu,dense7,relu,dense5"
 """Sizes that no number of ranks shares evenly."""
 
 
-@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parallel(few([4], of=[2, 3, 4]))
 def test_what_runs_of_convolutional_networks_send_is_what_the_formulas_say(shared: Path, job: Job) -> None:
     """By the plan `model`, one group and several, and by samples alone; a step of 21 samples."""
     network = make_network(NET, (9, 8, 3), 5, "softmax")

@@ -35,7 +35,7 @@ def test_checkpoints_of_another_run_are_not_overwritten(runs: Runs) -> None:
     assert runs.steps == [5, 10, 15] and runs.state == before
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_a_folder_that_another_run_writes_into_is_refused(runs: Runs) -> None:
     """On all ranks, also where it shall only warn; its files stay as they are, and can be looked at. However
     a run has ended, the next one may have the folder."""
@@ -59,7 +59,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(runs: Runs) -> None:
     assert len(runs.resumed().epochs) == 3
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("name", ["state.json", "lock", "step-000000000005.npz"])
 def test_no_other_file_of_a_run_takes_the_place_of_one_there(runs: Runs, name: str) -> None:
     runs.kept(stop=7)
@@ -69,7 +69,7 @@ def test_no_other_file_of_a_run_takes_the_place_of_one_there(runs: Runs, name: s
     assert {path.name: path.read_bytes() for path in runs.checkpoints.iterdir()} == before
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_others_may_lie_beside_them_in_a_folder_that_the_run_makes(runs: Runs) -> None:
     assert len(runs.kept(json=runs.checkpoints / "report.json").epochs) == SMALL.epochs
 
@@ -79,7 +79,7 @@ def test_memory_changes_nothing_where_there_is_no_folder_yet(runs: Runs) -> None
     assert not runs.checkpoints.exists()
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_a_mistake_is_one_line_on_all_ranks(runs: Runs, shared: Path) -> None:
     """And nothing in the folder changes."""
     runs.kept(stop=7)
@@ -127,7 +127,7 @@ def test_a_check_begins_where_the_training_did(runs: Runs, shared: Path) -> None
     join().comm.barrier()
     runs.kept(stop=3, init=one)
     runs.resumed(stop=7)
-    for init in (None, other):
+    for init in few([other], of=[None, other]):
         with pytest.raises(UserError, match="--resume: the training did not begin at the parameters"):
             runs.resumed(init=init, check=True)
     assert runs.resumed(stop=9, init=other).preempted
@@ -139,7 +139,7 @@ def test_a_check_begins_where_the_training_did(runs: Runs, shared: Path) -> None
     assert runs.resumed(check=True).passed
 
 
-@pytest.mark.parametrize("damage", ["cut short", "of another network's code"])
+@pytest.mark.parametrize("damage", few(["cut short"], of=["cut short", "of another network's code"]))
 def test_the_one_before_a_damaged_one_is_taken(runs: Runs, damage: str) -> None:
     whole = runs.outcome(runs())
     runs.kept(epochs=2, keep=100, checkpoint_every="3")

@@ -5,7 +5,7 @@ import pytest
 
 from nn.compress import codebook
 from nn.compress.codebook import STARTS, cluster
-from tests import few
+from tests import few, spread
 
 
 def draws(kind, size, seed=0):
@@ -39,9 +39,10 @@ def least_cost(values, clusters):
     return float(best[-1])
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("clusters", [1, 2, 5, 16, 31])
-@pytest.mark.parametrize("kind", ["normal", "bimodal", "pruned", "uniform", "heavy"])
+@pytest.mark.parametrize(
+    ("kind", "clusters", "start"),
+    spread(["normal", "bimodal", "pruned", "uniform", "heavy"], [1, 2, 5, 16, 31], STARTS, by=3),
+)
 def test_the_cost_is_near_the_least_possible(kind, clusters, start):
     """Never below it, but for rounding; from a linear start at most 1.7 times."""
     values = draws(kind, 300)
@@ -52,9 +53,10 @@ def test_the_cost_is_near_the_least_possible(kind, clusters, start):
         assert cost(values, found, codes) <= 1.7 * least
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("clusters", few([1, 15, 256], of=[1, 2, 15, 63, 256]))
-@pytest.mark.parametrize("kind", ["normal", "bimodal", "heavy"])
+@pytest.mark.parametrize(
+    ("kind", "clusters", "start"),
+    spread(["normal", "bimodal", "heavy"], few([1, 15, 256], of=[1, 2, 15, 63, 256]), STARTS, by=3),
+)
 def test_the_result_is_a_fixed_point(kind, clusters, start):
     """Each centroid is the mean of its weights, to the rounding of float32; each weight has the nearest."""
     values = draws(kind, 20_000)

@@ -228,32 +228,30 @@ def test_the_learning_rate_is_a_tenth(monkeypatch: pytest.MonkeyPatch, trained: 
     assert rates == [("sgd", 0.07 / 10, 20), ("sgd", 0.3, 20), ("adam", 1e-3 / 10, 20)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--out FILE.pyrtz"),
-        (["--out", "light.npz"], "call it FILE.pyrtz"),
-        (["--out", "/none/light.pyrtz"], "--out"),
-        (["--out", "x.pyrtz", "--prune", "1"], "--prune 1"),
-        (["--out", "x.pyrtz", "--prune", "0.5,0.5"], "3 layers with weights"),
-        (["--out", "x.pyrtz", "--prune", "0.5", "--threshold", "std:1"], "leave one of them out"),
-        (["--out", "x.pyrtz", "--threshold", "0.7"], "--threshold"),
-        (["--out", "x.pyrtz", "--bits", "17"], "--bits 17"),
-        (["--out", "x.pyrtz", "--bits", "4,5,6,7"], "3 layers with weights"),
-        (["--out", "x.pyrtz", "--index-bits", "0"], "--index-bits"),
-        (["--sensitivity", "x.png", "--resume"], "--resume"),
-        (["--out", "x.pyrtz", "--plan", "model"], "--plan model"),
-    ],
-)
-def test_mistakes_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, trained: Path, words: Sequence[str], message: str
-) -> None:
+MISTAKES = [
+    ([], "--out FILE.pyrtz"),
+    (["--out", "light.npz"], "call it FILE.pyrtz"),
+    (["--out", "/none/light.pyrtz"], "--out"),
+    (["--out", "x.pyrtz", "--prune", "1"], "--prune 1"),
+    (["--out", "x.pyrtz", "--prune", "0.5,0.5"], "3 layers with weights"),
+    (["--out", "x.pyrtz", "--prune", "0.5", "--threshold", "std:1"], "leave one of them out"),
+    (["--out", "x.pyrtz", "--threshold", "0.7"], "--threshold"),
+    (["--out", "x.pyrtz", "--bits", "17"], "--bits 17"),
+    (["--out", "x.pyrtz", "--bits", "4,5,6,7"], "3 layers with weights"),
+    (["--out", "x.pyrtz", "--index-bits", "0"], "--index-bits"),
+    (["--sensitivity", "x.png", "--resume"], "--resume"),
+    (["--out", "x.pyrtz", "--plan", "model"], "--plan model"),
+]
+
+
+def test_mistakes_are_one_line(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
     monkeypatch.chdir(trained.parent)
     before = set(trained.parent.iterdir())
-    with pytest.raises(UserError) as caught:
-        compress(monkeypatch, trained, *words)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-    assert set(trained.parent.iterdir()) == before
+    for words, message in MISTAKES:
+        with pytest.raises(UserError) as caught:
+            compress(monkeypatch, trained, *words)
+        assert message in str(caught.value) and "\n" not in str(caught.value), words
+        assert set(trained.parent.iterdir()) == before, words
 
 
 def test_data_without_test_images_are_refused(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:

@@ -14,7 +14,7 @@ from nn.files.coding import section
 from nn.files.coding.shared_weights import SharedWeights
 from nn.model.initial import initial_values
 from pyrt.errors import UserError
-from tests import few, spread
+from tests import LONG, few, spread
 from tests.fuzz.packing import join_pyrtz, split_pyrtz, summed_pyrtz
 from tests.memory import peak_below
 from tests.nn.files.made import NETWORK, load, require_failing_save_leaves_the_old_file
@@ -86,8 +86,7 @@ def cases():
 
 
 CASES = cases()
-
-each_case = pytest.mark.parametrize("name", CASES)
+QUICK = few(list(CASES)[:-1], of=list(CASES))
 
 
 def dense(array):
@@ -111,15 +110,15 @@ def require_same(found, wanted):
 # round trips
 
 
-@each_case
-@pytest.mark.parametrize("with_huffman", [True, False])
-def test_an_array_comes_back_to_the_bit(name, with_huffman):
+@pytest.mark.parametrize("name", CASES)
+def test_an_array_comes_back_to_the_bit(name):
     array, kind, flags = CASES[name]
-    fields, content = section.encode(array, with_huffman)
-    wanted = flags if with_huffman else flags & section.FILLERS
-    assert (fields.kind, fields.flags) == (kind, wanted)
-    fields.require_sound()
-    require_same(section.decode(fields, content), array)
+    for with_huffman in (True, False) if name in QUICK else (False,):
+        fields, content = section.encode(array, with_huffman)
+        wanted = flags if with_huffman else flags & section.FILLERS
+        assert (fields.kind, fields.flags) == (kind, wanted)
+        fields.require_sound()
+        require_same(section.decode(fields, content), array)
 
 
 @pytest.mark.long
@@ -129,7 +128,8 @@ def test_huffman_is_taken_where_it_is_smaller():
 
 
 def test_all_kinds_in_one_file(file):
-    arrays = {f"W{number}": array for number, (array, *_) in enumerate(CASES.values(), 1)}
+    cases = [CASES[name] for name in QUICK]
+    arrays = {f"W{number}": array for number, (array, *_) in enumerate(cases, 1)}
     pyrtz.save_compressed("--save", file, arrays, RUN)
     found = pyrtz.read_compressed(file)
     assert list(found) == list(arrays)
@@ -301,8 +301,9 @@ def test_every_damaged_byte_and_every_cut_is_refused(file, small):
         for value in few(values[:1], of=values):
             file.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
             assert not read_or_refuse(file), place
-        file.write_bytes(whole[:place])
-        assert not read_or_refuse(file), place
+        if LONG or place % 3 == 0:
+            file.write_bytes(whole[:place])
+            assert not read_or_refuse(file), place
     file.write_bytes(whole + b"\0")
     assert not read_or_refuse(file)
 

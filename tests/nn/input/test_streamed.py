@@ -127,6 +127,7 @@ SIZES = [(20, 7), (20, 20), (33, 10), (6, 4), (1, 1), (23, 3)]
 
 @pytest.mark.parametrize(("way", "size", "shuffle"), spread(WAYS, SIZES, [True, False], by=4), ids=str)
 @pytest.mark.parametrize(("ranks", "rank"), few([(3, 1)], of=[(1, 0), (3, 1), (4, 3)]))
+@pytest.mark.parametrize("dtype", few(["float64"], of=["float32", "float64"]), indirect=True)
 def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, size, ranks, rank):
     """Over several epochs; a rank its own part, which may be empty."""
     check_rows(place, dtype, way, Schedule(17, *size, 4, shuffle, 5), FakeJob(ranks, rank))
@@ -134,6 +135,7 @@ def test_every_step_gets_the_rows_of_the_schedule(place, dtype, way, shuffle, si
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("samples", "batch"), [(20, 7), (6, 4), (23, 3)])
+@pytest.mark.parametrize("dtype", few(["float32"], of=["float32", "float64"]), indirect=True)
 def test_a_run_may_begin_with_any_step(place, dtype, way, samples, batch):
     """In the middle of an epoch, and of a chunk, which may have begun in the epoch before."""
     schedule = Schedule(17, samples, batch, 4, True, 5)
@@ -185,8 +187,7 @@ extern "C" __global__ void late(int nanoseconds, int *x)
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("behind", ["compute", "upload"])
+@pytest.mark.parametrize(("way", "behind"), spread(WAYS, ["compute", "upload"], by=2))
 def test_streams_wait_for_each_other(driver, library, tmp_path, way, behind):
     """One of them is far behind: nothing arrives before the steps that use its place are over, and no step
     begins before its batch is there."""

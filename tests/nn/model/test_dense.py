@@ -12,7 +12,7 @@ from nn.model.dense import Dense
 from nn.model.initial import initial_values
 from nn.model.network import Network
 from pyrt.errors import UserError
-from tests import few, standing_still
+from tests import few, spread, standing_still
 from tests.nn.small_runs import using
 from train import train
 
@@ -139,13 +139,13 @@ def of_layers(monkeypatch):
     return use
 
 
-def failures(of_layers, networks, loss="softmax", samples=110, **options):
+def failures(of_layers, networks, loss="softmax", **options):
     """The networks that such a run trains to other parameters than the reference."""
     failed = []
     for layers in networks:
         of_layers(layers, loss)
         standing_still.allow()
-        report = train(using(samples=samples, batch=45, lr=0.1, momentum=0.9, check=True, **options))
+        report = train(using(samples=55, batch=45, lr=0.1, momentum=0.9, check=True, **options))
         shapes = {difference.name for difference in report.check.differences}
         assert shapes == {f"{name}{number}" for name in "Wb" for number in range(1, len(layers) + 1)}
         if not report.passed:
@@ -153,8 +153,7 @@ def failures(of_layers, networks, loss="softmax", samples=110, **options):
     return failed
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("loss", "dtype"), spread(["softmax", "sigmoid"], ["float32", "float64"], by=2))
 def test_activations_of_all_kinds_in_one_network(of_layers, loss, dtype):
     assert not failures(of_layers, MIXED, loss, dtype=dtype)
 
@@ -163,7 +162,7 @@ def test_activations_of_all_kinds_in_one_network(of_layers, loss, dtype):
 def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
     if not runs_gemm(gemm, driver.architecture):
         pytest.skip("needs other tensor cores")
-    assert not failures(of_layers, few(MIXED[:1], of=MIXED), samples=55, device=driver.name, gemm=gemm)
+    assert not failures(of_layers, few(MIXED[:1], of=MIXED), device=driver.name, gemm=gemm)
 
 
 @pytest.mark.long
@@ -172,4 +171,4 @@ def test_activations_of_all_kinds_in_kernels(driver, of_layers, gemm):
 def test_activations_of_all_kinds_on_several_ranks(driver, of_layers, plan):
     assert not failures(of_layers, few(MIXED[1:], of=MIXED), plan=plan)
     where = {"device": driver.name, "share_gpus": True}
-    assert not failures(of_layers, few(MIXED[:1], of=MIXED), samples=55, plan=plan, **where)
+    assert not failures(of_layers, few(MIXED[:1], of=MIXED), plan=plan, **where)

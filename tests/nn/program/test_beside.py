@@ -20,6 +20,7 @@ from nn.program.step_memory import Placed, StepMemory
 from pyrt.arrays import DeviceArray
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels import KernelLibrary
+from tests import spread
 
 HOPPER = DeviceProperties("a GPU", "sm_90a", 132, 232448)
 
@@ -96,8 +97,7 @@ def key(operation):
     return operation.name, tuple(array.pointer for array in operation.writes)
 
 
-@pytest.mark.parametrize("math", ["float32", "bf16"])
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("net", "math"), spread(NETS, ["float32", "bf16"], by=2))
 def test_order_is_kept(monkeypatch, without_places, net, math):
     """Whatever touches what an operation writes stays behind or before it."""
     operations = operations_of(step_of(net, math, batch=16).items)
@@ -110,8 +110,7 @@ def test_order_is_kept(monkeypatch, without_places, net, math):
         assert before[key(one)] < before[key(other)] or not conflict(one, other)
 
 
-@pytest.mark.parametrize("math", ["float32", "bf16"])
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("net", "math"), spread(NETS, ["float32", "bf16"], by=2))
 def test_nothing_touches_what_may_still_run(net, math):
     """Where arrays share memory, too."""
     pending = []
@@ -127,8 +126,9 @@ def test_nothing_touches_what_may_still_run(net, math):
             assert sum(array.nbytes for array in kept.values()) <= MOST_BYTES
 
 
-@pytest.mark.parametrize("math", ["float32", "bf16"])
-@pytest.mark.parametrize("net", [*NETS, "dense72,tanh,dense70,relu,dense10"])
+@pytest.mark.parametrize(
+    ("net", "math"), spread([*NETS, "dense72,tanh,dense70,relu,dense10"], ["float32", "bf16"], by=2)
+)
 def test_what_starts_early_reads_nothing_of_the_kernel_before_it(net, math):
     """That one is on the same stream, and had waited."""
     for before, item in itertools.pairwise(operations_of(step_of(net, math, batch=160).items)):

@@ -13,7 +13,7 @@ from nn.program.step import bind
 from pyrt.arrays import DeviceArray
 from pyrt.driver.cpu import CpuDriver
 from pyrt.streams import Streams
-from tests import few
+from tests import few, spread
 from tests.nn.ending import keep_loss
 
 SIZES = [(1, 1, 1), (5, 3, 7), (13, 10, 31), (64, 33, 2), (97, 17, 10), (3, 257, 65)]
@@ -52,10 +52,11 @@ def close(array, truth):
     assert error < 64 * np.finfo(host.dtype).eps, error
 
 
-@pytest.mark.parametrize(("M", "N", "K"), SIZES)
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
-def test_gemm(place, rng, dtype, M, N, K, transpose_a, transpose_b):
+@pytest.mark.parametrize(
+    ("size", "transpose_a", "transpose_b"), spread(SIZES, [False, True], [False, True], by=2), ids=str
+)
+def test_gemm(place, rng, dtype, size, transpose_a, transpose_b):
+    M, N, K = size
     a, b = rng.normal(0, 1, (M, K)).astype(dtype), rng.normal(0, 1, (K, N)).astype(dtype)
     A = place.array(np.ascontiguousarray(a.T) if transpose_a else a)
     B = place.array(np.ascontiguousarray(b.T) if transpose_b else b)

@@ -21,6 +21,7 @@ from pyrt.driver.cpu import CpuDriver
 from pyrt.phases import Phases
 from pyrt.redistribute.regions import share
 from pyrt.streams import Streams
+from tests import spread
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 
@@ -99,9 +100,11 @@ def truth(model, rows):
     )
 
 
-@pytest.mark.parametrize("sizes", [(7, 5, 3), (31, 17, 9, 6, 10)])
-@pytest.mark.parametrize("head", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("activation", ["sigmoid", "tanh", "relu"])
+@pytest.mark.parametrize(
+    ("sizes", "head", "activation"),
+    spread([(7, 5, 3), (31, 17, 9, 6, 10)], ["softmax", "sigmoid"], ["sigmoid", "tanh", "relu"], by=2),
+    ids=str,
+)
 def test_the_list_computes_the_gradients_of_the_reference(model, many_panels, dtype, sizes, activation, head):
     model = model(sizes, activation, head)
     gradients = model.gradients_of(0, 13, 13)

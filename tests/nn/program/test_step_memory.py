@@ -21,6 +21,7 @@ from pyrt.driver import TENSOR_MAP_BYTES
 from pyrt.driver.null import DeviceProperties, NullDriver
 from pyrt.kernels.c_types import Parameter
 from pyrt.redistribute import Redistribution
+from tests import spread
 from tests.nn.autotune.rates import HOPPER
 
 NOWHERE = 1 << 62
@@ -125,9 +126,15 @@ def test_arrays_at_the_place_of_others_in_use_are_noticed(both, monkeypatch, net
     assert seen(items) != seen(placed)
 
 
-@pytest.mark.parametrize("math", ["float32", "tf32", "bf16"])
-@pytest.mark.parametrize("conv", ["auto", "im2col", "winograd"])
-@pytest.mark.parametrize("net", [net for net, ranks in NETS if ranks == 1])
+@pytest.mark.parametrize(
+    ("math", "conv", "net"),
+    spread(
+        ["float32", "tf32", "bf16"],
+        ["auto", "im2col", "winograd"],
+        [net for net, ranks in NETS if ranks == 1],
+        by=3,
+    ),
+)
 def test_kernels_touch_only_what_operations_say(both, monkeypatch, net, conv, math):
     """What an operation does not say that it reads or writes has no memory when it is bound."""
     _, placed = both(net, 1, conv=conv, math=math)

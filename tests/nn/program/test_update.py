@@ -116,7 +116,7 @@ def test_padding_stays_zero(optimiser):
 
 
 @of_all_optimisers
-@pytest.mark.parametrize("size", few([4, 52], of=[4, 20, 52]))
+@pytest.mark.parametrize("size", few([52], of=[4, 20, 52]))
 def test_pieces_of_buckets_give_the_bits_of_whole_ones(place, dtype, optimiser, size):
     """Pieces may begin or end anywhere: among weights, among biases, in padding, at the loss."""
     driver, kernels = place
@@ -220,7 +220,7 @@ def test_as_operations_it_costs_what_it_reads_and_writes(monkeypatch, optimiser)
 
 
 @of_all_optimisers
-@pytest.mark.parametrize("buckets", [0, 1, 3])
+@pytest.mark.parametrize("buckets", few([0, 3], of=[0, 1, 3]))
 def test_one_update_ends_the_step(place, dtype, buckets, optimiser):
     """It may have no parameters. Where the rule counts steps, this one is counted."""
     driver, kernels = place

@@ -25,7 +25,7 @@ from pyrt.errors import UserError
 from pyrt.job import join
 from pyrt.phases import Phases
 from pyrt.runtime import Runtime
-from tests import few
+from tests import few, spread
 
 NETWORKS = {
     "dense": Network((36,), [Dense(17, "relu"), Dense(13, "tanh"), Dense(3)]),
@@ -100,9 +100,9 @@ def run(device: str, net: str, values: int, optimiser: str, dtype: str = "float3
 
 
 @pytest.mark.parallel(few([3], of=[1, 2, 3, 4]))
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("values", [0, 4])
-@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize(
+    ("net", "values", "optimiser"), spread(list(NETWORKS), [0, 4], list(OPTIMISERS), by=2)
+)
 def test_on_the_cpu(net: str, values: int, optimiser: str) -> None:
     run("cpu", net, values, optimiser, "float64")
 
@@ -114,11 +114,12 @@ def test_where_ranks_share_layers(net: str, optimiser: str) -> None:
     run("cpu", net, 0, optimiser, "float64", plan="model")
 
 
+IN_KERNELS = [("dense", 4, "sgd"), ("dense", 0, "adam"), ("convolution", 4, "adam")]
+
+
 @pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("exchange", few(["peer"], of=["host", "peer", "device", "root", "blocking"]))
-@pytest.mark.parametrize(
-    "net, values, optimiser", [("dense", 4, "sgd"), ("dense", 0, "adam"), ("convolution", 4, "adam")]
-)
+@pytest.mark.parametrize("net, values, optimiser", few(IN_KERNELS[1:], of=IN_KERNELS))
 def test_in_kernels(driver: Driver, net: str, values: int, optimiser: str, exchange: str) -> None:
     run(driver.name, net, values, optimiser, exchange=exchange if join().size > 1 else "auto")
 

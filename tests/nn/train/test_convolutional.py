@@ -86,10 +86,9 @@ def on(driver: Driver) -> dict[str, Any]:
     return {"device": driver.name, "share_gpus": True, "samples": 25, "batch": 11, "epochs": 1}
 
 
-@pytest.mark.parametrize("net", NETS.values(), ids=NETS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("net", "dtype"), spread(list(NETS), ["float32", "float64"], by=2))
 def test_networks_of_all_kinds(data: str, net: str, dtype: str) -> None:
-    run(data, net=net, dtype=dtype)
+    run(data, net=NETS[net], dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -126,22 +125,26 @@ def test_ranks_train_the_network_of_the_reference(data: str, job: Job) -> None:
 WIDE = "conv3x3x16p1,tanh,conv2x2x16,tanh,pool2,conv2x2x24s2p1,tanh,conv1x1x4,tanh,gap,dense8,tanh,dense3"
 """Few channels, and as many as the tensor cores' memory accelerator can gather."""
 
+SHORT = "conv3x3x16p1,tanh,conv2x2x16,tanh,pool2,conv2x2x24s2p1,tanh,dense3"
+"""As many as that in fewer layers."""
+
 
 @pytest.mark.kernels
 @pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("math", few(["float32"], of=["float32", "tf32", "bf16"]))
-def test_networks_on_tensor_cores(driver: Driver, data: str, math: str) -> None:
+@pytest.mark.parametrize("net", few([SHORT], of=[WIDE, SHORT]))
+def test_networks_on_tensor_cores(driver: Driver, data: str, net: str, math: str) -> None:
     """With convolutions whose components are kept from step to step, and what is fused with them."""
     require("implicit", driver)
     where = {**on(driver), "samples": 14, "batch": 8}
     for plan in few(["model"], of=["data", "model"]):
-        run(data, net=WIDE, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
+        run(data, net=net, conv="implicit", gemm="wgmma", math=math, plan=plan, **where)
     where["samples"] = 7  # one step
     for gemm in few([], of=["wgmma", "mma"]):
         if (gemm, math) == ("mma", "bf16"):  # which has no version
             continue
-        run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, **where)
-        run(data, net=WIDE, conv="implicit", gemm=gemm, math=math, check_each=1, **where)
+        run(data, net=net, conv="implicit", gemm=gemm, math=math, **where)
+        run(data, net=net, conv="implicit", gemm=gemm, math=math, check_each=1, **where)
 
 
 @pytest.mark.long
@@ -209,7 +212,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parallel(few([2], of=[1, 2, 3]))
-@pytest.mark.parametrize("plan", ["data", "model"])
+@pytest.mark.parametrize("plan", few(["model"], of=["data", "model"]))
 def test_files_have_the_shapes_of_the_layers_and_are_read_again(
     shared: Path, data: str, job: Job, plan: str
 ) -> None:

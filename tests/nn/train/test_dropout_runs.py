@@ -94,7 +94,7 @@ def test_kernels_drop_what_the_reference_does_with_graphs_and_without(
     options: Options, job: Job, driver: Driver, net: str
 ) -> None:
     """In graphs of several steps; the same bits, whatever queues the steps and brings the rows."""
-    options = dataclasses.replace(options, device=driver.name, net=net, batch=5, epochs=2)
+    options = dataclasses.replace(options, device=driver.name, net=net, samples=28, batch=5, epochs=2)
     whole, *others = (
         outcome(options, job, graph=graph, placement=placement)
         for graph, placement in spread((True, False), ("resident", "stream"), by=2)

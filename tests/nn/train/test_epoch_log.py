@@ -13,6 +13,7 @@ from nn.train.epoch_log import EpochLog
 from nn.train.step_queue import StepQueue
 from pyrt.driver.cpu import CpuDriver
 from pyrt.driver.emulated import EmulatedDriver
+from tests import few
 from train import train
 
 
@@ -139,7 +140,7 @@ def test_epochs_of_one_step_have_their_own_time_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", few([True], of=[False, True]))
 def test_so_they_have_where_the_host_does_not_wait_for_each(graph, monkeypatch):
     assert seconds_of_epochs("emulated", EmulatedDriver, TAKEN, monkeypatch, graph=graph) == TAKEN
 

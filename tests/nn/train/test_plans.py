@@ -19,7 +19,7 @@ from pyrt.errors import UserError
 from pyrt.exchange import Bucket, QueueWork
 from pyrt.exchange.host import HostExchange
 from pyrt.job import Job
-from tests import few
+from tests import few, spread
 from tests.nn.small_runs import saved, write_images
 from train import train
 
@@ -226,9 +226,10 @@ def test_the_update_that_ends_a_step_is_the_last(
 
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize(
-    "splits", [("rows", SAMPLES), (SAMPLES, "columns"), ("rows", SAMPLES, "rows")], ids=str
+    ("splits", "early"),
+    spread([("rows", SAMPLES), (SAMPLES, "columns"), ("rows", SAMPLES, "rows")], [False, True], by=2),
+    ids=str,
 )
-@pytest.mark.parametrize("early", [False, True])
 def test_a_step_is_counted_behind_all_updates(
     digits: str, shared: Path, job: Job, splits: tuple[str, ...], early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

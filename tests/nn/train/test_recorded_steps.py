@@ -17,10 +17,10 @@ from pyrt.job import join
 from pyrt.timeline import EXCHANGE, HOST, KERNEL, STEP, Span
 from pyrt.timeline.chrome import spans_of
 from tests import few
-from tests.nn.small_runs import saved
+from tests.nn.small_runs import saved, using
 from train import train
 
-SMALL = Options(hidden=(9,), epochs=2, batch=10, lr=0.5, momentum=0.0, val_fraction=0.0, samples=35, seed=3)
+SMALL = using(epochs=2, batch=10, samples=35, seed=3)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def require_close(found: dict[str, tuple[str, bytes]], expected: dict[str, tuple
 
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize("optimiser", few(["adam"], of=["sgd", "adam"]))
+@pytest.mark.parametrize("device", few(["kernels"], of=["cpu", "kernels"]), indirect=True)
 def test_one_worker_has_the_bits_of_one_rank(device: str, job: Job, tmp_path: Path, optimiser: str) -> None:
     folder: Path = job.comm.bcast(tmp_path)
     options = using(SERVER, device=device, dtype="float32", samples=53, optimiser=optimiser, print_every=2)

@@ -19,6 +19,7 @@ from pyrt.errors import UserError
 from pyrt.job import join
 from pyrt.phases import Phases
 from pyrt.runtime import Runtime
+from tests import few
 
 NETWORK = Network((12,), [Dense(9, "relu"), Dense(7, "tanh"), Dense(3)])
 
@@ -44,7 +45,7 @@ def trainer():
     runtime.device.driver.close()
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 @pytest.mark.parametrize("end", [".npz", ".safetensors", ".pyrtz"])
 def test_what_a_trainer_saves_is_all_of_its_parameters(trainer, shared, end):
     if end != ".npz":
@@ -84,7 +85,7 @@ def test_a_training_is_described_by_the_activation_of_each_layer(layers, told):
     assert _described(Settings(), Network((12,), layers), Sgd(lr=0.1))["activation"] == told
 
 
-@pytest.mark.parallel([1, 2])
+@pytest.mark.parallel(few([2], of=[1, 2]))
 def test_the_network_that_a_trainer_exports_computes_its_probabilities(trainer, shared):
     """Of mixed activations; the tolerance is that of tests/nn/files/test_onnx.py, for the same reasons."""
     pytest.importorskip("onnx", reason="make test installs it")

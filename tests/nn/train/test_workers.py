@@ -35,7 +35,7 @@ from pyrt.job import Job
 from pyrt.phases import Phases
 from pyrt.redistribute.regions import share
 from pyrt.runtime import Runtime
-from tests import few
+from tests import few, spread
 from tests.nn.small_runs import saved, using
 from train import train
 
@@ -141,7 +141,12 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", few(CHANGES[1:], of=CHANGES), ids=str)
+@pytest.mark.parametrize(
+    ("device", "changes"),
+    spread(["cpu", "kernels"], few(CHANGES[1:], of=CHANGES), by=2),
+    indirect=["device"],
+    ids=str,
+)
 def test_one_worker_has_the_bits_of_one_rank(
     device: str, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
