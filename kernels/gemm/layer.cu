@@ -199,8 +199,9 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
     __shared__ int warps_done;
     if (threadIdx.x == 0)
         warps_done = 0;
-    const MatrixTiles tiles = {A, B, m, n};
-    multiply<GROUPS, BN>(tiles, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, [&](real (&d)[BN / 2]) {
+    const MatrixTiles<MATRIX_WIDTH<GROUPS, BN>> tiles = {A, B, m, n};
+    const int depth = (K + tiles.DEPTH - 1) / tiles.DEPTH;
+    multiply<GROUPS, BN>(tiles, depth, stages, parts, starts_early, [&](real (&d)[BN / 2]) {
         make_and_store<GROUPS, BN>(layer, m, n, d);
         if constexpr (!TRANSPOSE_B)
             if (layer.column_sums)
@@ -268,15 +269,6 @@ layer_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int s
     layer_product<2, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
 }
 
-// For single components alone, as in gemm/wgmma.cu.
-template <int GROUPS, int BN>
-__device__ inline void layer_product_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
-                                          const Parts &parts, bool starts_early, const Layer &layer)
-{
-    if constexpr (COMPONENTS == 11)
-        layer_product<GROUPS, BN>(K, A, B, stages, parts, starts_early, layer);
-}
-
 extern "C" __global__ void __launch_bounds__(512, 1)
 layer_192x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
               int starts_early, real alpha, const real *bias, real *D, int ldd, bfloat16 *components,
@@ -286,7 +278,16 @@ layer_192x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int s
     start_beside_previous_kernel(starts_early);
     const Layer layer = {{M, N, alpha, 0, nullptr, bias, D, 0, ldd}, components, components_ld, distance,
                          made, made_ld, made_distance, partials, column_sums, meetings};
-    layer_product_wide<3, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
+    layer_product<3, 128>(K, A, B, stages, {sums, done}, starts_early, layer);
+}
+
+// For single components alone, as in gemm/wgmma.cu.
+template <int GROUPS, int BN>
+__device__ inline void layer_product_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
+                                          const Parts &parts, bool starts_early, const Layer &layer)
+{
+    if constexpr (COMPONENTS == 11)
+        layer_product<GROUPS, BN>(K, A, B, stages, parts, starts_early, layer);
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)

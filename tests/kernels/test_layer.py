@@ -12,7 +12,7 @@ from nn.launch.gemm.components import Components, split
 from nn.launch.gemm.layer import LayerProduct, Left, bind_split, component_product
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
-from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates
+from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates, width_of
 from nn.launch.kernels import Kernels
 from nn.model import reference
 from pyrt.arrays import DeviceArray
@@ -69,7 +69,8 @@ class Case:
     """Operands, and what NumPy makes of them in float64: `forward`, or on the way back."""
 
     def __init__(self, device, rng, count: int, activation: str, tiling: Tiling) -> None:
-        self.device, self.rng, self.count, self.tiling = device, rng, count, tiling
+        self.device, self.rng, self.count = device, rng, count
+        self.tiling = replace(tiling, width=width_of((tiling.rows, tiling.columns), count, count))
         self.activation = activation
         self.f, self.derivative = reference.ACTIVATIONS[activation]
 
@@ -110,8 +111,8 @@ CUTS = [Tiling(*tile, parts, 2) for tile in ALL_TILES for parts in (1, 3)]
 
 
 def cases() -> list[tuple[str, Tiling, tuple[int, str]]]:
-    """Every tile and kind both ways; wide tiles are for single components alone."""
-    wide = [tiling for tiling in CUTS if tiling.rows * tiling.columns > 128 * 128]
+    """Every tile and kind both ways; the widest tile is for single components alone."""
+    wide = [tiling for tiling in CUTS if tiling.columns > 128]
     other = [tiling for tiling in CUTS if tiling not in wide]
     single = [kind for kind in KINDS if kind[0] == 1]
     return [*spread(WAYS, other, KINDS, by=2), *spread(WAYS, wide, single, by=2)]

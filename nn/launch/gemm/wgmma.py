@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,12 +29,16 @@ _STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is cut: ``rows`` x ``columns`` of D a block, K into ``parts``; ``stages`` buffers."""
+    """How a product is cut: ``rows`` x ``columns`` of D a block, K into ``parts``; ``stages`` buffers.
+
+    A buffer holds ``width`` bytes along k: as many as the kernel of this tile takes (`width_of`).
+    """
 
     rows: int
     columns: int
     parts: int
     stages: int
+    width: int = TILE_BYTES
 
     @property
     def tile(self) -> str:
@@ -48,16 +52,19 @@ class Tiling:
 
     def stage_bytes(self, components_a: int, components_b: int) -> int:
         """Shared memory of one buffer."""
-        return (components_a * self.rows + components_b * self.columns) * TILE_BYTES
+        return (components_a * self.rows + components_b * self.columns) * self.width
 
 
 # Fitted to what was measured on an H100 and an H200, in microseconds: a launch; a megabyte that a block's
 # tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in parts, until
 # they have met, and each 64 x 64 of another part.
 _LAUNCH = 0.8
-_MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
+_MEGABYTE = {
+    **{(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.5},
+    (192, 128): 5.8,
+}
 _MEET, _PART = 1.8, 0.09
-_FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
+_FEW_STAGES = 1.4  # how much longer tiles take where two at most are in shared memory
 
 # Measured, by the components of A and B: beginning and end, and each tile along k. Single components take so
 # little that the cache limits. One warpgroup of 64 x 128 has no other to multiply while it stores what a
@@ -71,16 +78,17 @@ _MEASURED = {
     },
     (1, 2): {
         **{(64, 64): (1.5, 0.267), (128, 64): (1.0, 0.52), (192, 64): (2.5, 0.55)},
-        **{(64, 128): (2.8, 0.356), (128, 128): (3.2, 0.7)},
+        **{(64, 128): (2.8, 0.356), (128, 128): (3.2, 0.7), (192, 128): (3.5, 1.0)},
     },
     (2, 1): {
         **{(64, 64): (2.0, 0.18), (128, 64): (2.5, 0.285), (192, 64): (2.1, 0.6)},
-        **{(64, 128): (2.2, 0.355), (128, 128): (3.0, 0.69)},
+        **{(64, 128): (2.2, 0.355), (128, 128): (3.0, 0.69), (192, 128): (3.0, 1.05)},
     },
     (2, 2): {
         **{(64, 64): (2.7, 0.285), (128, 64): (2.4, 0.592), (192, 64): (2.0, 1.0)},
-        **{(64, 128): (3.5, 0.59), (128, 128): (2.7, 1.106)},
+        **{(64, 128): (3.5, 0.59), (128, 128): (2.7, 1.106), (192, 128): (2.0, 1.8)},
     },
+    (3, 1): {(64, 128): (2.4, 0.51), (128, 128): (2.5, 0.97)},
 }
 _CROWDED = {
     (1, 1): {
@@ -94,8 +102,13 @@ _CROWDED = {
 _TWO_AT_ONCE = 128, 64
 """The tile, of single components, of which a multiprocessor can have two: no waves are seen."""
 
+_TILES = (64, 64), (128, 64), (192, 64), (64, 128), (128, 128)
+
 _WIDE = (192, 128), (128, 256)
-"""Tiles of single components alone: they need no second set of sums."""
+"""Tiles of gemm/wgmma.cu and gemm/layer.cu alone; the last one of single components."""
+
+_HALVES = (128, 128), (192, 128)
+"""Tiles there of which a buffer holds half as much along k where there are more than three components."""
 
 _PARTS = (1, 2, 3, 4, 6, 8)
 
@@ -108,7 +121,12 @@ def products(components_a: int, components_b: int) -> int:
 
 def common_tiles(components_a: int, components_b: int) -> list[tuple[int, int]]:
     """List the tiles that all such kernels have, those of batch.cu and conv/implicit.cu too."""
-    return [*_MEGABYTE, *([(128, 256)] if components_a == components_b == 1 else ())]
+    return [*_TILES, *([(128, 256)] if components_a == components_b == 1 else ())]
+
+
+def width_of(tile: tuple[int, int], components_a: int, components_b: int) -> int:
+    """Return the bytes along k of a buffer in gemm/wgmma.cu and gemm/layer.cu: MATRIX_WIDTH there."""
+    return TILE_BYTES // 2 if tile in _HALVES and components_a + components_b > 3 else TILE_BYTES
 
 
 def candidates(
@@ -121,15 +139,18 @@ def candidates(
 ) -> list[Tiling]:
     """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
-    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: all.
+    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: all of gemm/wgmma.cu; the
+    kernels of other files hold `TILE_BYTES` along k.
     """
 
     def cut(tile: tuple[int, int], parts: int) -> Tiling:
-        stage = Tiling(*tile, parts, 1).stage_bytes(components_a, components_b)
-        return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
+        width = TILE_BYTES if tiles else width_of(tile, components_a, components_b)
+        one = Tiling(*tile, parts, 1, width)
+        memory = (shared_memory - _STATIC_SHARED) // one.stage_bytes(components_a, components_b)
+        return replace(one, stages=min(_MOST_STAGES, memory))
 
-    tiles = tiles or (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
-    cuts = [cut(tile, count) for tile in tiles for count in parts if count <= _tiles_deep(K)]
+    all_tiles = tiles or (*_TILES, *(_WIDE if components_a == components_b == 1 else _WIDE[:1]))
+    cuts = [cut(tile, count) for tile in all_tiles for count in parts if count <= _tiles_deep(K)]
     return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
 
@@ -164,7 +185,7 @@ def _tile_time(tiling: Tiling, components_a: int, components_b: int) -> float:
     """Microseconds that a tile along k takes by the bytes it moves."""
     # A warpgroup reads its 64 rows and all columns for each product of components.
     read = products(components_a, components_b) * tiling.rows // 64 * (64 + tiling.columns) * TILE_BYTES
-    moved = tiling.stage_bytes(components_a, components_b) + read
+    moved = TILE_BYTES // tiling.width * tiling.stage_bytes(components_a, components_b) + read
     return 1e-6 * moved * _MEGABYTE[tiling.rows, tiling.columns] * (_FEW_STAGES if tiling.stages <= 2 else 1)
 
 
@@ -242,8 +263,8 @@ class ComponentProduct(Work):
             grid,
             (tiling.threads,),
             *(M, N, K),
-            A.tensor_map(self.product.transpose_a, tiling.rows),
-            B.tensor_map(not self.product.transpose_b, tiling.columns),
+            A.tensor_map(self.product.transpose_a, tiling.rows, tiling.width),
+            B.tensor_map(not self.product.transpose_b, tiling.columns, tiling.width),
             tiling.stages,
             *meeting_places(kernels, tiling, grid[0] * grid[1]),
             int(self.starts_early),
