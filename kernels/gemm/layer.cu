@@ -33,13 +33,18 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
         init_barrier(met, 4 * GROUPS);
     const MatrixTiles tiles = {A, B, m, n};
     multiply<GROUPS, BN>(tiles, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, [&](real (&d)[BN / 2]) {
-        make<BN>(layer, m + strip_of_warpgroup(), n, d);
+        const int strip = m + strip_of_warpgroup();
+        const bool SUMS_FIRST = !TRANSPOSE_B && COMPONENTS == 11 && BN / 2 == AT_ONCE<BN>;  // there are registers for both
+        if (SUMS_FIRST)
+            make<BN>(layer, strip, n, 0, d);
+        else
+            make_and_store<BN>(layer, strip, n, d);
         bool is_last = false;
         if constexpr (!TRANSPOSE_B)
-            if (layer.column_sums)
-                is_last = leave_column_sums<64 * GROUPS, BN, 4 * GROUPS>(
-                    layer, blockIdx.x, blockIdx.y, [&](int i) { return d[i] + d[i + 2]; }, 0, met);
-        store_made<BN>(layer, m + strip_of_warpgroup(), n, d);
+            is_last = layer.column_sums && leave_column_sums<64 * GROUPS, BN, 4 * GROUPS>(
+                layer, blockIdx.x, blockIdx.y, [&](int i) { return d[i] + d[i + 2]; }, 0, met);
+        if (SUMS_FIRST)
+            store_made<BN>(layer, strip, n, 0, d);
         if (is_last)
             add_column_sums<64 * GROUPS, BN>(layer, blockIdx.y);
     });

@@ -117,49 +117,59 @@ struct Layer : Result {
     }
 };
 
-// Makes D of the sums of a warpgroup's 64 x BN, from (first_m, first_n) on, and leaves it in their place. What elements
-// need beside their sums is asked for many at a time.
+// Elements of a thread of which D is made at a time, of 8 columns four. What they need beside their sums is asked for at
+// once; where there is a store between, the compiler asks no earlier, and has registers enough.
 template <int BN>
-__device__ inline void make(const Layer &layer, int first_m, int first_n, real (&d)[BN / 2])
+const int AT_ONCE = COMPONENTS_B > 1 ? 16 : BN < 128 ? BN / 2 : 64;
+
+// Makes D of a warpgroup's 64 x BN, from (first_m, first_n) on, of the sums from `first` on, and leaves it in their place.
+template <int BN>
+__device__ inline void make(const Layer &layer, int first_m, int first_n, int first, real (&d)[BN / 2])
 {
-    const int AT_ONCE = COMPONENTS_B > 1 ? 16 : BN < 128 ? BN / 2 : 64;  // elements, of 8 columns four a thread
-    const int ALIKE = TRANSPOSE_B ? 4 : 2;                               // of these, that share what is beside them
+    const int ALIKE = TRANSPOSE_B ? 4 : 2;  // elements that share what is beside them
     const int m = first_m + product_row(0), n = first_n + product_column(0);
+    Beside beside[AT_ONCE<BN> / ALIKE] = {};
+    if (!TRANSPOSE_B || layer.bias)
 #pragma unroll
-    for (int first = 0; first < BN / 2; first += AT_ONCE) {
-        Beside beside[AT_ONCE / ALIKE] = {};
-        if (!TRANSPOSE_B || layer.bias)
+        for (int i = 0; i < AT_ONCE<BN>; i += ALIKE)
+            layer.read(beside[i / ALIKE], m + i / 2 % 2 * 8, n + (first + i) / 4 * 8);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i += ALIKE)
-                layer.read(beside[i / ALIKE], m + i / 2 % 2 * 8, n + (first + i) / 4 * 8);
-#pragma unroll
-        for (int i = first; i < first + AT_ONCE; i += 2) {
-            const int row = m + i / 2 % 2 * 8, column = n + i / 4 * 8;
-            const float2 more = beside[(i - first) / ALIKE].numbers();
-            d[i] = layer.element(row, column, d[i], more.x);
-            d[i + 1] = layer.element(row, column + 1, d[i + 1], more.y);
-        }
+    for (int i = 0; i < AT_ONCE<BN>; i += 2) {
+        const int row = m + i / 2 % 2 * 8, column = n + (first + i) / 4 * 8;
+        const float2 more = beside[i / ALIKE].numbers();
+        d[first + i] = layer.element(row, column, d[first + i], more.x);
+        d[first + i + 1] = layer.element(row, column + 1, d[first + i + 1], more.y);
     }
 }
 
 // Stores what `make` has made, in the forms that are asked for.
 template <int BN>
-__device__ inline void store_made(const Layer &layer, int first_m, int first_n, const real (&d)[BN / 2])
+__device__ inline void store_made(const Layer &layer, int first_m, int first_n, int first, const real (&d)[BN / 2])
 {
-    const bool wide = stores_wide<BN>(layer, first_m, first_n);
-    const int m = first_m + product_row(0), n = first_n + product_column(0);
+    const bool wide = stores_wide<BN>(layer, first_m, first_n), four = layer.stores_four<BN>(first_m, first_n);
+    const int m = first_m + product_row(0), n = first_n + product_column(0), end = first + AT_ONCE<BN>;
     if (layer.D)
 #pragma unroll
-        for (int i = 0; i < BN / 2; i += 2)
+        for (int i = first; i < end; i += 2)
             layer.store(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]}, wide);
-    if (layer.components && layer.stores_four<BN>(first_m, first_n)) {
+    if (layer.components && four) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i += i % 8 == 2 ? 6 : 2)
+        for (int i = first; i < end; i += i % 8 == 2 ? 6 : 2)
             layer.store_components(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]}, {d[i + 4], d[i + 5]});
     } else if (layer.components) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i += 2)
+        for (int i = first; i < end; i += 2)
             layer.store_components(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]});
+    }
+}
+
+template <int BN>
+__device__ inline void make_and_store(const Layer &layer, int first_m, int first_n, real (&d)[BN / 2])
+{
+#pragma unroll
+    for (int first = 0; first < BN / 2; first += AT_ONCE<BN>) {
+        make<BN>(layer, first_m, first_n, first, d);
+        store_made<BN>(layer, first_m, first_n, first, d);
     }
 }
 

@@ -26,10 +26,8 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
     multiply_in_turns<BM, BN>(order, A, B, (K + DEPTH - 1) / DEPTH, stages, starts_early,
                               [&](TilePlace at, int index, real (&d)[CHAINS][BN / 2]) {
 #pragma unroll
-        for (int chain = 0; chain < CHAINS; chain++) {
-            make<BN>(layer, at.row * BM + chain * 64, at.column * BN, d[chain]);
-            store_made<BN>(layer, at.row * BM + chain * 64, at.column * BN, d[chain]);
-        }
+        for (int chain = 0; chain < CHAINS; chain++)
+            make_and_store<BN>(layer, at.row * BM + chain * 64, at.column * BN, d[chain]);
         if constexpr (!TRANSPOSE_B)
             if (layer.column_sums) {
                 // Behind the stores: there are no registers for D and for sums of it.
