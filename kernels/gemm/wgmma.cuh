@@ -7,7 +7,7 @@
 
 __device__ inline int product_row(int i)
 {
-    return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
 __device__ inline int product_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
@@ -70,7 +70,7 @@ __device__ inline void multiply_tile(float (&d)[N / 2], const T *a, const T *b, 
 {
     const int DEPTH = WIDTH / sizeof(T);
     for (int i = 0; i < N / 2; i++) {
-        const int m = product_row(i) % 64, n = product_column(i);
+        const int m = product_row(i), n = product_column(i);
         float sum = accumulate ? d[i] : 0;
         for (int k = 0; k < DEPTH; k++)
             sum += tile_element<TRANSPOSED_A, WIDTH>(a, m, k) * tile_element<TRANSPOSED_B, WIDTH>(b, n, k);

@@ -34,6 +34,9 @@ const int COMPONENTS_A = COMPONENTS / 10, COMPONENTS_B = COMPONENTS % 10;
 const int DEPTH = 128 / sizeof(number);  // elements along k of a tile that is WIDTH = 128 bytes along k
 const int MOST_STAGES = 8;
 
+// Tiles that cover so many rows or columns; at least one, since no grid is empty.
+__device__ inline int tiles_over(int size, int tile) { return size > tile ? (size + tile - 1) / tile : 1; }
+
 // Blocks for whose registers a multiprocessor has room. Of two, one multiplies while the other begins or ends.
 template <int GROUPS, int BN>
 const int RESIDENT = COMPONENTS == 11 && GROUPS == 2 && BN == 64 ? 2 : 1;
@@ -46,6 +49,13 @@ struct Place {
     {
         if (++slot == stages)
             slot = 0, round ^= 1;
+    }
+
+    __device__ void skip(int count, int stages)
+    {
+        const int passed = (slot + count) / stages;
+        slot += count - passed * stages;
+        round ^= passed & 1;
     }
 };
 
@@ -61,9 +71,8 @@ struct Block {
     int stages;
 
     // By one thread: the tiles of k from `first` on, `count` of them.
-    __device__ void fetch_tiles(const Tiles &tiles, int first, int count)
+    __device__ void fetch_tiles(const Tiles &tiles, int first, int count, Place &place)
     {
-        Place place;
         for (int tile = first; tile < first + count; tile++, place.advance(stages)) {
             number *stage = ring + place.slot * STAGE;
             Barrier *barrier = &full[place.slot];
@@ -286,7 +295,8 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
             tiles.prefetch();
             if (!starts_early)
                 wait_for_previous_kernel();
-            block.fetch_tiles(tiles, first, count);
+            Place place;
+            block.fetch_tiles(tiles, first, count, place);
         }
         return;
     }
@@ -305,23 +315,41 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
         finish(sums);
 }
 
-// Whether two neighbours of a tile's D can be stored at once: all are in it, and aligned to 8 bytes.
-template <int GROUPS, int BN>
+// The row of a block's tile from which on this warpgroup has 64.
+__device__ inline int strip_of_warpgroup() { return threadIdx.x / 128 * 64; }
+
+// Whether two neighbours of a warpgroup's 64 rows of D can be stored at once: all are in it, and aligned to 8 bytes.
+template <int BN>
 __device__ inline bool stores_wide(const Result &result, int first_m, int first_n)
 {
-    return result.has(first_m + 64 * GROUPS - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
+    return result.has(first_m + 63, first_n + BN - 1) && result.ldd % 2 == 0 &&
            (size_t)result.D % sizeof(float2) == 0;
 }
 
-// The same, and stores the tile, 64 GROUPS x BN from (first_m, first_n) on.
+// Stores a warpgroup's 64 x BN of D, from (first_m, first_n) on. (What is asked once for all is in no element's way.)
+template <int BN, class ResultOf>
+__device__ inline void store_strip(const ResultOf &result, int first_m, int first_n, const real (&sums)[BN / 2])
+{
+    const bool wide = stores_wide<BN>(result, first_m, first_n);
+    if (wide && result.beta == 0 && !result.bias) {
+        ResultOf plain = result;
+        plain.beta = 0, plain.bias = nullptr;
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 2)
+            store(plain, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], true);
+    } else {
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 2)
+            store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+    }
+}
+
+// As `multiply`, and stores the tile, 64 GROUPS x BN from (first_m, first_n) on.
 template <int GROUPS, int BN, class Tiles, class ResultOf>
 __device__ inline void multiply_and_store(const Tiles &tiles, int first_m, int first_n, int depth, int stages,
                                           const Parts &parts, bool starts_early, const ResultOf &result)
 {
     multiply<GROUPS, BN>(tiles, depth, stages, parts, starts_early, [&](real (&sums)[BN / 2]) {
-        const bool wide = stores_wide<GROUPS, BN>(result, first_m, first_n);
-#pragma unroll
-        for (int i = 0; i < BN / 2; i += 2)
-            store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+        store_strip<BN>(result, first_m + strip_of_warpgroup(), first_n, sums);
     });
 }

@@ -312,18 +312,18 @@ def truncated(x: np.ndarray) -> np.ndarray:
 
 TILES = [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (192, 128), (128, 256)]
 
+TF32_TILINGS = [*(Tiling(*tile, 1, 2) for tile in TILES), Tiling(128, 128, 1, 2, ping_pong=True)]
+
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("tile", few([(64, 64), (192, 128), (128, 256)], of=TILES))
-def test_float32_rows_are_read_as_tf32(device, rng, cores, tile):
+@pytest.mark.parametrize(
+    "tiling", few([TF32_TILINGS[i] for i in (0, -3, -2, -1)], of=TF32_TILINGS), ids=lambda one: one.tile
+)
+def test_float32_rows_are_read_as_tf32(device, rng, cores, tiling):
     a, b = rng.standard_normal((130, 84)).astype("f4"), rng.standard_normal((266, 84)).astype("f4")
     D, A, B = device.poisoned((130, 266), "f4"), device.array(a), device.array(b)
     assert reads_tf32(A) and reads_tf32(B) and not reads_tf32(A.columns(1, 84))
-    device.run(
-        multiply(
-            cores, D, Components.tf32(A), Components.tf32(B), transpose_b=True, tiling=Tiling(*tile, 1, 2)
-        )
-    )
+    device.run(multiply(cores, D, Components.tf32(A), Components.tf32(B), transpose_b=True, tiling=tiling))
     expected = truncated(a).astype("f8") @ truncated(b).T.astype("f8")
     # 84 products added in float32, on a GPU rounding toward zero
     atol = 84 * 2**-23 * (np.abs(a) @ np.abs(b.T)).max()
@@ -360,34 +360,34 @@ class TestChoice:
     @pytest.mark.parametrize(
         "M, N, K, components, expected",
         [  # the fastest of those measured on an H100 or an H200
-            (750, 512, 784, (1, 3), (64, 64, 1)),
-            (512, 784, 750, (3, 1), (64, 64, 1)),
-            (3000, 512, 784, (1, 3), (192, 64, 1)),
-            (750, 512, 784, (3, 3), (64, 64, 1)),
-            (512, 784, 750, (3, 3), (64, 64, 1)),
-            (512, 784, 3000, (3, 1), (64, 128, 2)),  # 2% behind 128 x 64
-            (4096, 4096, 4096, (3, 3), (128, 128, 1)),
-            (1024, 4096, 4096, (3, 3), (128, 128, 1)),
-            (4096, 4096, 1024, (3, 3), (128, 128, 1)),
-            (3000, 1024, 1024, (3, 3), (192, 128, 1)),
-            (12000, 2048, 784, (1, 3), (192, 128, 1)),
-            (2048, 784, 12000, (3, 1), (128, 128, 1)),
-            (4096, 4096, 4096, (2, 2), (128, 128, 1)),
-            (4096, 4096, 1024, (2, 2), (128, 128, 1)),
-            (3000, 1024, 1024, (2, 2), (192, 128, 1)),
-            (1024, 1024, 3000, (2, 2), (128, 64, 1)),
-            (12000, 2048, 784, (1, 2), (192, 128, 1)),
-            (2048, 784, 12000, (2, 1), (128, 128, 1)),
-            (4096, 4096, 4096, (1, 1), (128, 256, 1)),
-            (3000, 1024, 1024, (1, 1), (192, 128, 1)),
-            (1024, 1024, 3000, (1, 1), (128, 64, 1)),
-            (2048, 784, 12000, (1, 1), (128, 128, 1)),
-            (12000, 2048, 784, (1, 1), (128, 256, 1)),
+            (750, 512, 784, (1, 3), "64x64/1"),
+            (512, 784, 750, (3, 1), "64x64/1"),
+            (3000, 512, 784, (1, 3), "192x64/1"),
+            (750, 512, 784, (3, 3), "64x64/1"),
+            (512, 784, 750, (3, 3), "64x64/1"),
+            (512, 784, 3000, (3, 1), "64x128/2"),  # 2% behind 128 x 64
+            (4096, 4096, 4096, (3, 3), "128x128/1"),
+            (1024, 4096, 4096, (3, 3), "128x128/1"),
+            (4096, 4096, 1024, (3, 3), "128x128/1"),
+            (3000, 1024, 1024, (3, 3), "192x128/1"),
+            (12000, 2048, 784, (1, 3), "192x128/1"),
+            (2048, 784, 12000, (3, 1), "128x128/1"),
+            (4096, 4096, 4096, (2, 2), "128x128/1"),
+            (4096, 4096, 1024, (2, 2), "128x128/1"),
+            (3000, 1024, 1024, (2, 2), "192x128/1"),
+            (1024, 1024, 3000, (2, 2), "128x64/1"),
+            (12000, 2048, 784, (1, 2), "192x128/1"),
+            (2048, 784, 12000, (2, 1), "128x128/1"),
+            (4096, 4096, 4096, (1, 1), "ping_pong_128x128/1"),
+            (3000, 1024, 1024, (1, 1), "192x128/1"),
+            (1024, 1024, 3000, (1, 1), "128x64/1"),
+            (2048, 784, 12000, (1, 1), "128x128/1"),
+            (12000, 2048, 784, (1, 1), "ping_pong_128x128/1"),
         ],
     )
     def test_reference_work(self, M, N, K, components, expected):
         tiling = choose_tiling(M, N, K, *components, **H100)
-        assert (tiling.rows, tiling.columns, tiling.parts) == expected
+        assert f"{tiling.tile}/{tiling.parts}" == expected
 
     def test_the_choice_is_the_candidate_that_should_take_least_time(self):
         for K in (40, 64, 100, 784, 3000):
