@@ -37,6 +37,7 @@ struct Windows {
 
 // P W^T: tiles of windows from m on and of filters from n on. The matrix has a row a filter, z counts places.
 struct ForwardTiles {
+    static const int WIDTH = 128;
     Windows windows;
     const TensorMap *filters;
     int m, n, chunks;  // tiles that the channels of a place take
@@ -58,6 +59,7 @@ struct ForwardTiles {
 
 // dZ^T P: tiles of filters from m on, and of channels from n on of one place; k counts windows.
 struct FilterTiles {
+    static const int WIDTH = 128;
     Windows windows;
     const TensorMap *gradients;
     int m, n, place;

@@ -25,6 +25,7 @@ __device__ inline void fetch(number *tile, const TensorMap *map, int line, int k
 
 // Tiles of the matrices i of two operands, from row m of op(A[i]) and column n of op(B[i]) on.
 struct BatchTiles {
+    static const int WIDTH = 128;
     const TensorMap *A, *B;
     int m, n, i, batch;
 

@@ -2,8 +2,12 @@
 // A matrix is op(X), of row-major X: X transposed where TRANSPOSE_A, or TRANSPOSE_B, says so.
 #pragma once
 
-// Starts the copy of all components of a tile, into rows of DEPTH or, where the operand is transposed, into
-// DEPTH rows.
+// Bytes along k of a tile: half as many where three buffers would not fit, or hardly.
+template <int GROUPS, int BN>
+const int MATRIX_WIDTH = COMPONENTS_A + COMPONENTS_B > 3 && GROUPS >= 2 && BN == 128 ? 64 : 128;
+
+// Starts the copy of all components of a tile, into a row for each line or, where the operand is transposed, for
+// each k.
 template <bool TRANSPOSED>
 __device__ inline void fetch(number *tile, const TensorMap *map, int line, int k, Barrier *barrier)
 {
@@ -14,7 +18,9 @@ __device__ inline void fetch(number *tile, const TensorMap *map, int line, int k
 }
 
 // Tiles of two matrices, from row m of op(A) and column n of op(B) on.
+template <int BYTES>
 struct MatrixTiles {
+    static const int WIDTH = BYTES, DEPTH = WIDTH / sizeof(number);
     const TensorMap *A, *B;
     int m, n;
 

@@ -4,6 +4,7 @@
 // A tile is 64 columns of 2 bytes (or 32 of 4): a row is 128 bytes. Of a row's eight 16-byte chunks, chunk
 // c lies at c xor (row % 8), so that the same chunk of eight neighbouring rows lies in eight different
 // groups of banks: the layout that wgmma calls 128-byte swizzle. Tiles begin at multiples of 1024 bytes.
+// A row may be 64 bytes too: of its four chunks, chunk c lies at c xor (row / 2 % 4), 64-byte swizzle.
 #pragma once
 
 #include "common.cuh"
@@ -12,8 +13,8 @@
 // by their parity, 0 for the first.
 typedef unsigned long long Barrier;
 
-// The place of a byte of a tile, given its address without the permutation.
-__device__ inline size_t swizzled(size_t address) { return address ^ (address >> 3 & 0x70); }
+// The place of a byte of a tile with rows of `row` bytes, given its address without the permutation.
+__device__ inline size_t swizzled(size_t address, int row = 128) { return address ^ (address >> 3 & row - 16); }
 
 #ifdef PYRT_EMULATED
 
@@ -84,7 +85,7 @@ __device__ inline void copy_box(void *tile, const TensorMap *map, int x, int y, 
             source += at[d] * map->strides[d - 1];
             inside &= at[d] >= 0 && at[d] < map->sizes[d];
         }
-        char *target = (char *)swizzled((size_t)tile + i * width);
+        char *target = (char *)swizzled((size_t)tile + i * width, box[0] * width);
         for (int byte = 0; byte < width; byte++)
             target[byte] = inside ? source[byte] : 0;
     }

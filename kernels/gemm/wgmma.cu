@@ -32,8 +32,9 @@ __device__ inline void gemm(int K, const TensorMap *A, const TensorMap *B, int s
                             const Parts &parts, bool starts_early, const Result &result)
 {
     const int m = blockIdx.x * 64 * GROUPS, n = blockIdx.y * BN;
-    const MatrixTiles tiles = {A, B, m, n};
-    multiply_and_store<GROUPS, BN>(tiles, m, n, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, result);
+    const MatrixTiles<MATRIX_WIDTH<GROUPS, BN>> tiles = {A, B, m, n};
+    const int depth = (K + tiles.DEPTH - 1) / tiles.DEPTH;
+    multiply_and_store<GROUPS, BN>(tiles, m, n, depth, stages, parts, starts_early, result);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -76,6 +77,14 @@ gemm_128x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int st
     gemm<2, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
+extern "C" __global__ void __launch_bounds__(512, 1)
+gemm_192x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
+             int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
+{
+    start_beside_previous_kernel(starts_early);
+    gemm<3, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
+}
+
 // For single components alone: several would need a second set of sums.
 template <int GROUPS, int BN>
 __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, int stages,
@@ -83,14 +92,6 @@ __device__ inline void gemm_wide(int K, const TensorMap *A, const TensorMap *B, 
 {
     if constexpr (COMPONENTS == 11)
         gemm<GROUPS, BN>(K, A, B, stages, parts, starts_early, result);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1)
-gemm_192x128(int M, int N, int K, const TensorMap *A, const TensorMap *B, int stages, float4 *sums, int *done,
-             int starts_early, real alpha, real beta, const real *C, int ldc, const real *bias, real *D, int ldd)
-{
-    start_beside_previous_kernel(starts_early);
-    gemm_wide<3, 128>(K, A, B, stages, {sums, done}, starts_early, {M, N, alpha, beta, C, bias, D, ldc, ldd});
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)

@@ -7,7 +7,7 @@
 
 __device__ inline int product_row(int i)
 {
-    return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
 __device__ inline int product_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
@@ -40,13 +40,14 @@ __device__ inline void take_registers()
 {
 }
 
-// An element of 64 or more lines by 64 along k: of tiles with a row for each line, or (TRANSPOSED) for each
-// k.
-template <bool TRANSPOSED>
+// An element of 64 or more lines by WIDTH bytes along k: of tiles with a row for each line, or (TRANSPOSED) for
+// each k.
+template <bool TRANSPOSED, int WIDTH>
 __device__ inline float tile_element(const bfloat16 *tile, int line, int k)
 {
-    const int row = TRANSPOSED ? line / 64 * 64 + k : line, column = TRANSPOSED ? line % 64 : k;
-    return to_float(*(const bfloat16 *)swizzled((size_t)tile + row * 128 + column * sizeof(bfloat16)));
+    const int row = TRANSPOSED ? line / 64 * (WIDTH / 2) + k : line, column = TRANSPOSED ? line % 64 : k;
+    const int row_bytes = TRANSPOSED ? 128 : WIDTH;
+    return to_float(*(const bfloat16 *)swizzled((size_t)tile + row * row_bytes + column * 2, row_bytes));
 }
 
 // Stands for its lines.
@@ -56,23 +57,23 @@ struct Lines {
 
 __device__ inline void read_lines(Lines &a, const void *tile) { a.tile = (const bfloat16 *)tile; }
 
-// The same of float32 numbers, 32 along k, of which tensor cores see the upper 19 bits.
-template <bool TRANSPOSED>
+// The same of float32 numbers, of which tensor cores see the upper 19 bits.
+template <bool TRANSPOSED, int WIDTH>
 __device__ inline float tile_element(const float *tile, int line, int k)
 {
-    const size_t place = swizzled((size_t)tile + line * 128 + k * sizeof(float));
+    const size_t place = swizzled((size_t)tile + line * WIDTH + k * sizeof(float), WIDTH);
     return __uint_as_float(__float_as_uint(*(const float *)place) & 0xffffe000);
 }
 
-template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B, typename T>
+template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B, int WIDTH = 128, typename T>
 __device__ inline void multiply_tile(float (&d)[N / 2], const T *a, const T *b, bool accumulate)
 {
-    const int DEPTH = 128 / sizeof(T);
+    const int DEPTH = WIDTH / sizeof(T);
     for (int i = 0; i < N / 2; i++) {
-        const int m = product_row(i) % 64, n = product_column(i);
+        const int m = product_row(i), n = product_column(i);
         float sum = accumulate ? d[i] : 0;
         for (int k = 0; k < DEPTH; k++)
-            sum += tile_element<TRANSPOSED_A>(a, m, k) * tile_element<TRANSPOSED_B>(b, n, k);
+            sum += tile_element<TRANSPOSED_A, WIDTH>(a, m, k) * tile_element<TRANSPOSED_B, WIDTH>(b, n, k);
         d[i] = sum;
     }
 }
@@ -124,12 +125,13 @@ __device__ inline void take_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// How wgmma finds a tile: address, distance of the next 64 lines where a tile is transposed, distance of
-// the next 8 rows, in units of 16 bytes; 128-byte swizzle.
+// How wgmma finds a tile of 16-bit numbers, WIDTH bytes along k: address, distance of the next 64 lines where a
+// tile is transposed, distance of the next 8 rows, in units of 16 bytes; swizzle of 128 bytes, or of 64.
+template <bool TRANSPOSED, int WIDTH>
 __device__ inline unsigned long long describe(const void *tile)
 {
-    const unsigned long long address = __cvta_generic_to_shared(tile) >> 4;
-    const unsigned long long next_lines = 64 * 128 >> 4, next_rows = 8 * 128 >> 4, swizzle = 1;
+    const unsigned long long address = __cvta_generic_to_shared(tile) >> 4, row = TRANSPOSED ? 128 : WIDTH;
+    const unsigned long long next_lines = 64 * WIDTH >> 4, next_rows = 8 * row >> 4, swizzle = row == 128 ? 1 : 2;
     return address | next_lines << 16 | next_rows << 32 | swizzle << 62;
 }
 
@@ -230,16 +232,17 @@ __device__ inline void wgmma(float (&d)[32], const unsigned (&a)[4], unsigned lo
 #undef R32
 #undef R4
 
-// Queues d (+)= a b': 64 lines of a by N lines of b, 128 bytes along k. A tile has a row for each line, or,
+// Queues d (+)= a b': 64 lines of a by N lines of b, WIDTH bytes along k. A tile has a row for each line, or,
 // where it is TRANSPOSED, which of bf16 it may be, for each k.
-template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B, typename T>
+template <int N, bool TRANSPOSED_A, bool TRANSPOSED_B, int WIDTH = 128, typename T>
 __device__ inline void multiply_tile(float (&d)[N / 2], const T *a, const T *b, bool accumulate)
 {
-    const unsigned long long whole_a = describe(a), whole_b = describe(b);
+    const unsigned long long whole_a = describe<TRANSPOSED_A, WIDTH>(a);
+    const unsigned long long whole_b = describe<TRANSPOSED_B, WIDTH>(b);
     const int step_a = (TRANSPOSED_A ? 16 * 128 : 32) >> 4;  // of an instruction: 32 bytes along k
     const int step_b = (TRANSPOSED_B ? 16 * 128 : 32) >> 4;
 #pragma unroll
-    for (int step = 0; step < 4; step++)
+    for (int step = 0; step < WIDTH / 32; step++)
         wgmma<TRANSPOSED_A, TRANSPOSED_B>(d, a, whole_a + step * step_a, whole_b + step * step_b,
                                           step > 0 || accumulate);
 }
@@ -266,7 +269,7 @@ __device__ inline void read_lines(Lines &a, const void *tile)
 template <int N, bool TRANSPOSED_B>
 __device__ inline void multiply_tile(float (&d)[N / 2], const Lines &a, const void *b, bool accumulate)
 {
-    const unsigned long long whole_b = describe(b);
+    const unsigned long long whole_b = describe<TRANSPOSED_B, 128>(b);
     const int step_b = (TRANSPOSED_B ? 16 * 128 : 16 * 2) >> 4;
 #pragma unroll
     for (int step = 0; step < 4; step++)

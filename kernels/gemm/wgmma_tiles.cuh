@@ -1,6 +1,6 @@
 // The pipeline of a product on the tensor cores of sm_90: tiles come in while others are multiplied. What its
 // operands are, and where D's tiles lie, is the affair of a kernel (wgmma.cu, conv/implicit.cu): it gives an
-// object whose `fetch` starts the copies of a tile of both operands. As for the constants: wgmma.cu.
+// object whose `fetch` starts the copies of a tile of both operands, WIDTH bytes along k. The constants: wgmma.cu.
 #pragma once
 
 #include "common.cuh"
@@ -17,22 +17,25 @@ const int COMPONENTS_A = COMPONENTS / 10, COMPONENTS_B = COMPONENTS % 10;
 // ---------------------------------------------------------------------------------------------------------
 // Block 128 (GROUPS + 1) threads, GROUPS warpgroups that multiply, each 64 x BN of D, and one that fetches;
 // the grid's x and y count tiles of D, z parts of K. Dynamic shared memory: `stages` buffers, each with a tile
-// of all components of both operands, DEPTH along k.
+// of all components of both operands.
 //
 // - The tensor memory accelerator brings whole tiles: one thread starts them, no other spends an
 //   instruction. It waits where a buffer is still read, the others where it is not yet full, each by
 //   barriers of its own: nobody ever waits for the whole block.
 // - Tensor cores round toward zero when they add, 6e-6 off over a long K. So what they add up is one tile,
 //   small products before large ones; tiles are added in float32 registers, while the next one is being
-//   multiplied into another set.
+//   multiplied into another set or, in the widest tiles, while other warpgroups multiply.
 // - Where d is narrow, tensor cores wait for shared memory: an operand that they multiply several times goes
 //   to registers first.
 // - Where D has too few tiles to fill the device, K is split into parts, whose sums are added in their order
 //   by the block that has the last one.
 // ---------------------------------------------------------------------------------------------------------
 
-const int DEPTH = 128 / sizeof(number);  // elements along k: a row of a tile is 128 bytes
+const int DEPTH = 128 / sizeof(number);  // elements along k of a tile that is WIDTH = 128 bytes along k
 const int MOST_STAGES = 8;
+
+// Tiles that cover so many rows or columns; at least one, since no grid is empty.
+__device__ inline int tiles_over(int size, int tile) { return size > tile ? (size + tile - 1) / tile : 1; }
 
 // Blocks for whose registers a multiprocessor has room. Of two, one multiplies while the other begins or ends.
 template <int GROUPS, int BN>
@@ -47,11 +50,18 @@ struct Place {
         if (++slot == stages)
             slot = 0, round ^= 1;
     }
+
+    __device__ void skip(int count, int stages)
+    {
+        const int passed = (slot + count) / stages;
+        slot += count - passed * stages;
+        round ^= passed & 1;
+    }
 };
 
 template <int GROUPS, int BN, class Tiles>
 struct Block {
-    static const int BM = 64 * GROUPS;
+    static const int BM = 64 * GROUPS, WIDTH = Tiles::WIDTH, DEPTH = WIDTH / sizeof(number);
     static const int STAGE = (COMPONENTS_A * BM + COMPONENTS_B * BN) * DEPTH;  // elements
     static const bool A_IN_REGISTERS =
         COMPONENTS_B > 1 && !TRANSPOSE_A && BN == 64 && (COMPONENTS_A == 1 || GROUPS == 1);
@@ -61,9 +71,8 @@ struct Block {
     int stages;
 
     // By one thread: the tiles of k from `first` on, `count` of them.
-    __device__ void fetch_tiles(const Tiles &tiles, int first, int count)
+    __device__ void fetch_tiles(const Tiles &tiles, int first, int count, Place &place)
     {
-        Place place;
         for (int tile = first; tile < first + count; tile++, place.advance(stages)) {
             number *stage = ring + place.slot * STAGE;
             Barrier *barrier = &full[place.slot];
@@ -95,8 +104,8 @@ struct Block {
                     if constexpr (A_IN_REGISTERS)
                         multiply_tile<BN, !TRANSPOSE_B>(products, lines[i], b, accumulate);
                     else
-                        multiply_tile<BN, TRANSPOSE_A, !TRANSPOSE_B>(products, tile_a + i * BM * DEPTH, b,
-                                                                     accumulate);
+                        multiply_tile<BN, TRANSPOSE_A, !TRANSPOSE_B, WIDTH>(products, tile_a + i * BM * DEPTH, b,
+                                                                            accumulate);
                     accumulate = true;
                 }
         end_products();
@@ -146,6 +155,22 @@ struct Block {
         } else {
             wait_for_products<0>(even);
             add(sums, even, added);
+        }
+    }
+
+    // The same in one set of registers: a tile is multiplied and then added, while other warpgroups keep the tensor
+    // cores busy. So that they do not all add at once, each one begins with a later tile in shared memory.
+    __device__ void multiply_then_add_tiles(real (&sums)[BN / 2], int count)
+    {
+        real products[BN / 2];
+        Place started, added;
+        const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0), there = count < stages ? count : stages;
+        if (there > 0)
+            wait(&full[group < there ? group : there - 1], 0);
+        for (int i = 0; i < count; i++) {
+            start(products, started, false);
+            wait_for_products<0>(products);
+            add(sums, products, added);
         }
     }
 
@@ -270,7 +295,8 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
             tiles.prefetch();
             if (!starts_early)
                 wait_for_previous_kernel();
-            block.fetch_tiles(tiles, first, count);
+            Place place;
+            block.fetch_tiles(tiles, first, count, place);
         }
         return;
     }
@@ -279,31 +305,51 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
     real sums[BN / 2] = {};
     if (COMPONENTS == 11)
         block.multiply_tiles(sums, count);
-    else
+    else if (GROUPS * BN <= 256)
         block.multiply_and_add_tiles(sums, count);
+    else
+        block.multiply_then_add_tiles(sums, count);
 
     wait_for_previous_kernel();
     if (gridDim.z == 1 || add_parts<GROUPS, BN>(parts, sums))
         finish(sums);
 }
 
-// Whether two neighbours of a tile's D can be stored at once: all are in it, and aligned to 8 bytes.
-template <int GROUPS, int BN>
+// The row of a block's tile from which on this warpgroup has 64.
+__device__ inline int strip_of_warpgroup() { return threadIdx.x / 128 * 64; }
+
+// Whether two neighbours of a warpgroup's 64 rows of D can be stored at once: all are in it, and aligned to 8 bytes.
+template <int BN>
 __device__ inline bool stores_wide(const Result &result, int first_m, int first_n)
 {
-    return result.has(first_m + 64 * GROUPS - 1, first_n + BN - 1) && result.ldd % 2 == 0 &&
+    return result.has(first_m + 63, first_n + BN - 1) && result.ldd % 2 == 0 &&
            (size_t)result.D % sizeof(float2) == 0;
 }
 
-// The same, and stores the tile, 64 GROUPS x BN from (first_m, first_n) on.
+// Stores a warpgroup's 64 x BN of D, from (first_m, first_n) on. (What is asked once for all is in no element's way.)
+template <int BN, class ResultOf>
+__device__ inline void store_strip(const ResultOf &result, int first_m, int first_n, const real (&sums)[BN / 2])
+{
+    const bool wide = stores_wide<BN>(result, first_m, first_n);
+    if (wide && result.beta == 0 && !result.bias) {
+        ResultOf plain = result;
+        plain.beta = 0, plain.bias = nullptr;
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 2)
+            store(plain, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], true);
+    } else {
+#pragma unroll
+        for (int i = 0; i < BN / 2; i += 2)
+            store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+    }
+}
+
+// As `multiply`, and stores the tile, 64 GROUPS x BN from (first_m, first_n) on.
 template <int GROUPS, int BN, class Tiles, class ResultOf>
 __device__ inline void multiply_and_store(const Tiles &tiles, int first_m, int first_n, int depth, int stages,
                                           const Parts &parts, bool starts_early, const ResultOf &result)
 {
     multiply<GROUPS, BN>(tiles, depth, stages, parts, starts_early, [&](real (&sums)[BN / 2]) {
-        const bool wide = stores_wide<GROUPS, BN>(result, first_m, first_n);
-#pragma unroll
-        for (int i = 0; i < BN / 2; i += 2)
-            store(result, first_m + product_row(i), first_n + product_column(i), sums[i], sums[i + 1], wide);
+        store_strip<BN>(result, first_m + strip_of_warpgroup(), first_n, sums);
     });
 }

@@ -175,7 +175,7 @@ class Driver(Protocol):
 
         ``sizes`` and ``box`` are in elements, the contiguous dimension first. ``strides``, of the other
         three, are in bytes; they and the pointer are multiples of 16. In shared memory a box has rows of 128
-        bytes, their 16-byte chunks permuted. On a GPU from sm_90 on.
+        bytes, or of 64, their 16-byte chunks permuted. On a GPU from sm_90 on.
         """
 
     def window_map(

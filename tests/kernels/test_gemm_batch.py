@@ -8,7 +8,7 @@ import pytest
 from nn.launch.gemm.batch import Batch, bind_batch, choose_batch_tiling
 from nn.launch.gemm.components import Components, Split
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
-from nn.launch.gemm.wgmma import candidates
+from nn.launch.gemm.wgmma import candidates, common_tiles
 from nn.launch.kernels import Kernels
 from tests import few
 
@@ -55,7 +55,9 @@ def test_every_cut_same_bits_twice(kernels_of, device, rng, cut, parts, transpos
     A, B = (batch_of(device, kernels, host) for host in (a, b))
     limits = kernels.components, kernels.components, device.driver.shared_memory
     tiling = next(
-        cut for cut in candidates(K, *limits) if (cut.rows, cut.columns, cut.parts) == (*tile, parts)
+        cut
+        for cut in candidates(K, *limits, tiles=common_tiles(*limits[:2]))
+        if (cut.rows, cut.columns, cut.parts) == (*tile, parts)
     )
     before = rng.uniform(-1, 1, (count * M, N)).astype("f4")
     results = [device.array(before) for _ in range(2)]

@@ -12,7 +12,7 @@ from nn.launch.gemm.components import Components, split
 from nn.launch.gemm.layer import LayerProduct, Left, bind_split, component_product
 from nn.launch.gemm.product import Epilogue, Product
 from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
-from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates
+from nn.launch.gemm.wgmma import ComponentProduct, Tiling, candidates, width_of
 from nn.launch.kernels import Kernels
 from nn.model import reference
 from pyrt.arrays import DeviceArray
@@ -68,8 +68,9 @@ def shaped(device, *shape: int) -> DeviceArray:
 class Case:
     """Operands, and what NumPy makes of them in float64: `forward`, or on the way back."""
 
-    def __init__(self, device, rng, count: int, activation: str, tiling: Tiling) -> None:
-        self.device, self.rng, self.count, self.tiling = device, rng, count, tiling
+    def __init__(self, device, rng, count: int, activation: str, tiling: Tiling, sizes=(M, N, K)) -> None:
+        self.device, self.rng, self.count, self.sizes = device, rng, count, sizes
+        self.tiling = replace(tiling, width=width_of((tiling.rows, tiling.columns), count, count))
         self.activation = activation
         self.f, self.derivative = reference.ACTIVATIONS[activation]
 
@@ -77,6 +78,7 @@ class Case:
         return components_of(self.device, x, self.count)
 
     def forward(self) -> tuple[LayerProduct, np.ndarray]:
+        M, N, K = self.sizes
         a, b = (self.rng.standard_normal(shape).astype("f4") for shape in ((M, K), (N, K)))
         bias = self.rng.standard_normal(N).astype("f4")
         product = Product(*(shaped(self.device, *s) for s in ((M, N), (M, K), (N, K))), transpose_b=True)
@@ -87,6 +89,7 @@ class Case:
         return replace(work, tiling=self.tiling), expected
 
     def back(self) -> tuple[LayerProduct, np.ndarray]:
+        M, N, K = self.sizes
         a, b = (self.rng.standard_normal(shape).astype("f4") for shape in ((M, K), (K, N)))
         made = self.f(self.rng.standard_normal((M, N)).astype("f4"))
         product = Product(*(shaped(self.device, *s) for s in ((M, N), (M, K), (K, N))))
@@ -96,6 +99,7 @@ class Case:
         return work, (a.astype("f8") @ b.astype("f8")) * self.derivative(made.astype("f8"))
 
     def left(self, as_float32: bool = True) -> Left:
+        M, N, _ = self.sizes
         components = Components.empty(self.device.driver, self.count, M, N)
         self.device.arrays.append(components.array)
         return Left(components, as_float32)
@@ -110,8 +114,8 @@ CUTS = [Tiling(*tile, parts, 2) for tile in ALL_TILES for parts in (1, 3)]
 
 
 def cases() -> list[tuple[str, Tiling, tuple[int, str]]]:
-    """List every tile and kind both ways; wide tiles are for single components alone, and these forward."""
-    wide = [tiling for tiling in CUTS if tiling.rows * tiling.columns > 128 * 128]
+    """List every tile and kind both ways; the widest, for single components alone, forward."""
+    wide = [tiling for tiling in CUTS if tiling.columns > 128]
     other = [tiling for tiling in CUTS if tiling not in wide]
     single = [kind for kind in KINDS if kind[0] == 1]
     of = [*itertools.product(WAYS, other, KINDS), *itertools.product(WAYS, wide, single)]
@@ -234,13 +238,26 @@ def test_the_kernel_is_that_of_the_epilogue(device, rng, library, cores):
         np.testing.assert_allclose(D.to_host(), expected, rtol=0, atol=1e-3)
 
 
-def test_wide_tiles_are_left_to_layers_whose_epilogue_is_short():
-    """Take the tiles that an H200 runs fastest: 128 x 256 for a product alone, 192 x 128 where f follows."""
+def test_tiles_are_those_that_an_h200_runs_fastest():
+    """Take turns where a block has many tiles; on the way back, where epilogues take long, more of them."""
     driver = NullDriver(DeviceProperties("H200", "sm_90a", 132, 227 << 10))
-    matrices = [
-        DeviceArray.empty(driver, shape, np.float32) for shape in ((12000, 2048), (12000, 784), (2048, 784))
-    ]
-    product = Product(*matrices, transpose_b=True)
-    A, B = (Components.empty(driver, 1, *array.shape) for array in product.reads)
-    assert ComponentProduct(product, A, B).cut(driver).tile == "128x256"
-    assert LayerProduct(product, A, B, Epilogue(activation="sigmoid")).cut(driver).tile == "192x128"
+
+    def work(kind, M, N, K):
+        shapes = (M, N), (M, K), ((K, N) if kind == "back" else (N, K))
+        product = Product(
+            *(DeviceArray.empty(driver, shape, np.float32) for shape in shapes), transpose_b=kind != "back"
+        )
+        A, B, made = (Components.empty(driver, 1, *shape) for shape in (*shapes[1:], shapes[0]))
+        if kind == "plain":
+            return ComponentProduct(product, A, B)
+        return LayerProduct(
+            product, A, B, Epilogue(activation="sigmoid"), made=made if kind == "back" else None
+        )
+
+    for kinds, sizes, expected in (
+        (("plain", "forward", "back"), (12000, 2048, 784), "ping_pong_128x128"),
+        (("plain", "forward", "back"), (3000, 1024, 1024), "192x128"),
+        (("plain",), (1024, 4096, 4096), "ping_pong_128x128"),
+        (("back",), (1024, 4096, 4096), "128x256"),
+    ):
+        assert {work(kind, *sizes).cut(driver).tile for kind in kinds} == {expected}

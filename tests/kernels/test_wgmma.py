@@ -5,7 +5,6 @@ On a GPU these tests run the instructions, on the emulated device their twins: t
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +18,7 @@ from nn.launch.gemm.versions import TENSOR_ARCHITECTURES
 from nn.launch.gemm.wgmma import (
     ComponentProduct,
     Tiling,
-    candidates,
-    choose_tiling,
-    predicted,
-    products,
+    width_of,
 )
 from nn.launch.kernels import Kernels
 from pyrt.driver import Driver
@@ -31,8 +27,6 @@ from pyrt.kernels import KERNELS, KernelLibrary
 from tests import few, spread
 from tests.pyrt.sources import folder_of
 
-H100 = {"multiprocessors": 132, "shared_memory": 232448}
-
 SOURCE = r"""
 // constants: REAL=float TRANSPOSE_A=0|1 TRANSPOSE_B=0|1
 #include "common.cuh"
@@ -40,8 +34,9 @@ SOURCE = r"""
 #include "gemm/tma.cuh"
 #include "gemm/wgmma.cuh"
 
-// Copies a box into shared memory, and the bytes of it as they lie there to `out`.
-extern "C" __global__ void box(const TensorMap *map, int x, int y, int z, int bytes, unsigned char *out)
+// Copies a box with rows of `row` bytes into shared memory, and the bytes of it as they lie there to `out`.
+extern "C" __global__ void
+box(const TensorMap *map, int x, int y, int z, int row, int bytes, unsigned char *out)
 {
     extern __shared__ __align__(1024) unsigned char tile[];
     __shared__ Barrier barrier;
@@ -57,34 +52,47 @@ extern "C" __global__ void box(const TensorMap *map, int x, int y, int z, int by
         }
         wait(&barrier, round & 1);
         for (int i = threadIdx.x; i < bytes; i += blockDim.x)
-            out[i] = tile[swizzled(i)];
+            out[i] = tile[swizzled(i, row)];
         __syncthreads();
     }
 }
 
-// D (64 x 128) = (A B' twice, the second time added to the first) of tiles A (64 x 64) and B (128 x 64).
-extern "C" __global__ void __launch_bounds__(128)
-tile_product(const TensorMap *A, const TensorMap *B, real *D)
+// D (64 x 128) = (A B' twice, the second time added to the first) of tiles A (64 lines) and B (128 lines),
+// WIDTH bytes along k.
+template <int WIDTH>
+__device__ inline void multiply_twice(const TensorMap *A, const TensorMap *B, real *D)
 {
     extern __shared__ __align__(1024) bfloat16 tiles[];
     __shared__ Barrier barrier;
     if (threadIdx.x == 0) {
         init_barrier(&barrier, 1);
         fence_barrier_init();
-        arrive_and_expect(&barrier, (64 + 128) * 64 * 2);
+        arrive_and_expect(&barrier, (64 + 128) * WIDTH);
         copy_box(tiles, A, 0, 0, 0, &barrier);
-        copy_box(tiles + 64 * 64, B, 0, 0, 0, &barrier);
+        copy_box(tiles + 64 * WIDTH / 2, B, 0, 0, 0, &barrier);
     }
     __syncthreads();
     wait(&barrier, 0);
     real d[64];
     begin_products(d);
-    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B>(d, tiles, tiles + 64 * 64, false);
-    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B>(d, tiles, tiles + 64 * 64, true);
+    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B, WIDTH>(d, tiles, tiles + 64 * WIDTH / 2, false);
+    multiply_tile<128, TRANSPOSE_A, TRANSPOSE_B, WIDTH>(d, tiles, tiles + 64 * WIDTH / 2, true);
     end_products();
     wait_for_products<0>(d);
     for (int i = 0; i < 64; i++)
         D[product_row(i) * 128 + product_column(i)] = d[i];
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+tile_product_128(const TensorMap *A, const TensorMap *B, real *D)
+{
+    multiply_twice<128>(A, B, D);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+tile_product_64(const TensorMap *A, const TensorMap *B, real *D)
+{
+    multiply_twice<64>(A, B, D);
 }
 """
 
@@ -137,19 +145,20 @@ def bits_of(components: Components) -> np.ndarray:
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("width", [64, 32])
 @pytest.mark.parametrize("corner", [(0, 0, 0), (64, 16, 1), (96, 40, 2), (-8, -3, 1)])
-def test_a_box_comes_with_its_chunks_permuted_and_zeros_outside(mine, device, rng, corner):
+def test_a_box_comes_with_its_chunks_permuted_and_zeros_outside(mine, device, rng, corner, width):
     array = rng.integers(1, 2**15, (2, 3, 50, 136)).astype(np.uint16)  # contiguous dimension last
     there = device.array(array.reshape(-1))
     sizes, strides = (120, 50, 3, 2), (136 * 2, 50 * 136 * 2, 3 * 50 * 136 * 2)
-    box = (64, 16, 2, 2)
+    box = (width, 16, 2, 2)
     packed = device.driver.tensor_map(there.pointer, sizes, strides, box)
     bytes_ = int(np.prod(box)) * 2
     out = device.array(np.zeros(bytes_, np.uint8))
     map_ = device.array(np.frombuffer(packed, np.uint8))
     kernel = mine.kernel("mine", "box", REAL="float", TRANSPOSE_A=0, TRANSPOSE_B=0)
-    device.run(kernel.bind((1,), (64,), map_, *corner, bytes_, out, shared=bytes_))
-    expected = np.zeros((2, 2, 16, 64), np.uint16)
+    device.run(kernel.bind((1,), (64,), map_, *corner, 2 * width, bytes_, out, shared=bytes_))
+    expected = np.zeros((2, 2, 16, width), np.uint16)
     for w, z, y, x in np.ndindex(expected.shape):
         at = (w, corner[2] + z, corner[1] + y, corner[0] + x)
         if all(0 <= i < size for i, size in zip(at, sizes[::-1], strict=True)):
@@ -157,19 +166,21 @@ def test_a_box_comes_with_its_chunks_permuted_and_zeros_outside(mine, device, rn
     np.testing.assert_array_equal(out.to_host().view(np.uint16), expected.reshape(-1))
 
 
+@pytest.mark.parametrize("width", [128, 64])
 @pytest.mark.parametrize("transposed_b", [0, 1])
 @pytest.mark.parametrize("transposed_a", [0, 1])
-def test_a_product_of_tiles(mine, device, rng, cores, transposed_a, transposed_b):
-    a, b = rng.standard_normal((64, 64)).astype("f4"), rng.standard_normal((128, 64)).astype("f4")
+def test_a_product_of_tiles(mine, device, rng, cores, transposed_a, transposed_b, width):
+    depth = width // 2
+    a, b = rng.standard_normal((64, depth)).astype("f4"), rng.standard_normal((128, depth)).astype("f4")
     A = components_of(device, a.T if transposed_a else a, 1, cores)
     B = components_of(device, b.T if transposed_b else b, 1, cores)
     D = device.poisoned((64, 128), "f4")
-    maps = A.tensor_map(bool(transposed_a), 64), B.tensor_map(bool(transposed_b), 128)
+    maps = A.tensor_map(bool(transposed_a), 64, width), B.tensor_map(bool(transposed_b), 128, width)
     device.arrays.extend(maps)
     kernel = mine.kernel(
-        "mine", "tile_product", REAL="float", TRANSPOSE_A=transposed_a, TRANSPOSE_B=transposed_b
+        "mine", f"tile_product_{width}", REAL="float", TRANSPOSE_A=transposed_a, TRANSPOSE_B=transposed_b
     )
-    device.run(kernel.bind((1,), (128,), *maps, D, shared=(64 + 128) * 64 * 2))
+    device.run(kernel.bind((1,), (128,), *maps, D, shared=(64 + 128) * width))
     a, b = to_float(to_bfloat16(a)).astype(np.float64), to_float(to_bfloat16(b)).astype(np.float64)
     # Products are exact; 128 of them are added in float32, on a GPU rounding toward zero.
     np.testing.assert_allclose(
@@ -255,14 +266,18 @@ def test_some_columns(device, rng, cores):
 
 
 TILINGS = [
-    Tiling(*tile, parts, 2) for tile in ((64, 64), (128, 64), (192, 64), (64, 128)) for parts in (1, 3)
+    Tiling(*tile, parts, stages, width_of(tile, 3, 3))
+    for tile, stages in (((64, 64), 2), ((128, 64), 2), ((192, 64), 2), ((64, 128), 2), ((192, 128), 3))
+    for parts in (1, 3)
 ]
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
     ("tiling", "transposed"),
-    spread([*TILINGS, Tiling(128, 128, 5, 1)], [(False, True), (True, False)], by=2),
+    spread(
+        [*TILINGS, Tiling(128, 128, 5, 2, width_of((128, 128), 3, 3))], [(False, True), (True, False)], by=2
+    ),
     ids=lambda one: f"{one.tile}/{one.parts}" if isinstance(one, Tiling) else str(one),
 )
 def test_every_cut(device, rng, cores, tiling, transposed):
@@ -290,18 +305,18 @@ def truncated(x: np.ndarray) -> np.ndarray:
 
 TILES = [(64, 64), (128, 64), (192, 64), (64, 128), (128, 128), (192, 128), (128, 256)]
 
+TF32_TILINGS = [*(Tiling(*tile, 1, 2) for tile in TILES), Tiling(128, 128, 1, 2, ping_pong=True)]
+
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("tile", few([(64, 64), (192, 128), (128, 256)], of=TILES))
-def test_float32_rows_are_read_as_tf32(device, rng, cores, tile):
+@pytest.mark.parametrize(
+    "tiling", few([TF32_TILINGS[i] for i in (0, -3, -2, -1)], of=TF32_TILINGS), ids=lambda one: one.tile
+)
+def test_float32_rows_are_read_as_tf32(device, rng, cores, tiling):
     a, b = rng.standard_normal((130, 84)).astype("f4"), rng.standard_normal((266, 84)).astype("f4")
     D, A, B = device.poisoned((130, 266), "f4"), device.array(a), device.array(b)
     assert reads_tf32(A) and reads_tf32(B) and not reads_tf32(A.columns(1, 84))
-    device.run(
-        multiply(
-            cores, D, Components.tf32(A), Components.tf32(B), transpose_b=True, tiling=Tiling(*tile, 1, 2)
-        )
-    )
+    device.run(multiply(cores, D, Components.tf32(A), Components.tf32(B), transpose_b=True, tiling=tiling))
     expected = truncated(a).astype("f8") @ truncated(b).T.astype("f8")
     # 84 products added in float32, on a GPU rounding toward zero
     atol = 84 * 2**-23 * (np.abs(a) @ np.abs(b.T)).max()
@@ -324,69 +339,6 @@ def test_gemm_reads_tf32_where_it_can(library, device, rng):
         device.run(launch)
         expected = a.astype("f8") @ b.T.astype("f8")
         assert np.abs(D.to_host() - expected).max() < 2e-3 * np.abs(expected).max()
-
-
-class TestChoice:
-    def test_every_cut_fits_and_covers(self):
-        for M, N, K in itertools.product([0, 1, 64, 750, 4096, 60000], repeat=3):
-            for components in ((1, 3), (3, 1), (3, 3), (1, 1)):
-                tiling = choose_tiling(M, N, K, *components, **H100)
-                assert 1 <= tiling.stages <= 8 and 1 <= tiling.parts <= max(1, -(-K // 64))
-                assert tiling.stages * tiling.stage_bytes(*components) + 1024 <= H100["shared_memory"]
-                assert tiling.threads <= 512
-
-    @pytest.mark.parametrize(
-        "M, N, K, components, expected",
-        [  # the fastest of those measured on an H100 or an H200
-            (750, 512, 784, (1, 3), (64, 64, 1)),
-            (512, 784, 750, (3, 1), (64, 64, 1)),
-            (3000, 512, 784, (1, 3), (192, 64, 1)),
-            (750, 512, 784, (3, 3), (64, 64, 1)),
-            (512, 784, 750, (3, 3), (64, 64, 1)),
-            (512, 784, 3000, (3, 1), (64, 128, 2)),  # 2% behind 128 x 64
-            (4096, 4096, 4096, (3, 3), (128, 64, 1)),
-            (4096, 4096, 4096, (2, 2), (128, 128, 1)),
-            (4096, 4096, 4096, (1, 1), (128, 256, 1)),
-            (3000, 1024, 1024, (1, 1), (192, 128, 1)),
-            (1024, 1024, 3000, (1, 1), (128, 64, 1)),
-            (2048, 784, 12000, (1, 1), (128, 128, 1)),
-            (12000, 2048, 784, (1, 1), (128, 256, 1)),
-        ],
-    )
-    def test_reference_work(self, M, N, K, components, expected):
-        tiling = choose_tiling(M, N, K, *components, **H100)
-        assert (tiling.rows, tiling.columns, tiling.parts) == expected
-
-    def test_the_choice_is_the_candidate_that_should_take_least_time(self):
-        for K in (40, 64, 100, 784, 3000):
-            cuts = candidates(K, 1, 3, H100["shared_memory"])
-            assert len(set(cuts)) == len(cuts) and max(cut.parts for cut in cuts) == min(8, -(-K // 64))
-            times = {cut: predicted(cut, 750, 512, K, 1, 3, H100["multiprocessors"]) for cut in cuts}
-            assert times[choose_tiling(750, 512, K, 1, 3, **H100)] == min(times.values()) > 0
-
-    def test_time_is_by_waves_tiles_and_parts(self):
-        def microseconds(M, K, parts=1, stages=8):
-            return predicted(Tiling(64, 64, parts, stages), M, 64, K, 3, 3, 100)
-
-        one = microseconds(64, 64)
-        assert microseconds(100 * 64, 64) == one  # all at once
-        assert microseconds(101 * 64, 64) == 2 * one
-        assert microseconds(64, 65) - one == pytest.approx(microseconds(64, 128) - one)
-        assert microseconds(64, 640) - one == pytest.approx(9 * (microseconds(64, 128) - one))
-        assert microseconds(64, 128, parts=2) > one  # and a launch that adds the parts
-        assert microseconds(64, 64, stages=1) > one  # nothing on its way meanwhile
-
-    def test_single_components_take_longer_where_blocks_crowd(self):
-        def microseconds(M, tile):
-            return predicted(Tiling(*tile, 1, 8), M, 64, 1024, 1, 1, 100)
-
-        for tile in ((64, 64), (128, 64), (192, 64)):
-            one, two = microseconds(100 * tile[0], tile), microseconds(200 * tile[0], tile)
-            assert two > 2.2 * one
-        assert microseconds(200 * 128, (128, 128)) == 2 * microseconds(100 * 128, (128, 128))
-
-    def test_products(self):
-        assert [products(1, 1), products(1, 3), products(2, 2), products(3, 3)] == [1, 3, 3, 6]
 
 
 def test_shapes_that_do_not_fit(cores, device):

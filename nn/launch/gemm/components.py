@@ -120,8 +120,8 @@ class Components:
             raise IndexError(f"columns {start}:{stop} of {self.columns}")
         return replace(self, array=self.array.rows(start, self.array.size), columns=stop - start)
 
-    def tensor_map(self, transposed: bool, lines: int) -> DeviceArray:
-        """Make the map by which the device finds tiles of all components, ``lines`` by 128 bytes along k.
+    def tensor_map(self, transposed: bool, lines: int, width: int = TILE_BYTES) -> DeviceArray:
+        """Make the map by which the device finds tiles of all components: ``lines``, ``width`` bytes along k.
 
         A line is a row or, if the operand is transposed, a column: k then runs down the rows. See `fetch` in
         gemm/wgmma.cu.
@@ -132,10 +132,10 @@ class Components:
         rows, columns = max(self.rows, 1), max(self.columns, 1)
         if transposed:
             sizes = (_LINE, rows, -(-columns // _LINE), self.count)
-            strides, box = (row, _LINE * itemsize, term), (_LINE, _LINE, lines // _LINE, self.count)
+            strides, box = (row, _LINE * itemsize, term), (_LINE, width // 2, lines // _LINE, self.count)
         else:
             sizes, strides = (columns * halves, rows, 1, self.count), (row, term, term)
-            box = (TILE_BYTES // 2, lines, 1, self.count)
+            box = (width // 2, lines, 1, self.count)
         packed = self.array.driver.tensor_map(self.array.pointer, sizes, strides, box)
         return DeviceArray.from_host(self.array.driver, np.frombuffer(packed, np.uint8))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,35 +29,60 @@ _STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is cut: ``rows`` x ``columns`` of D a block, K into ``parts``; ``stages`` buffers."""
+    """How a product is cut: ``rows`` x ``columns`` of D a tile, K into ``parts``; ``stages`` buffers.
+
+    A block makes one tile, or where it is ``ping_pong`` many: two warpgroups take them in turns, and one
+    multiplies while the other one runs its epilogue (kernels/gemm/ping_pong.cuh).
+
+    A buffer holds ``width`` bytes along k: as many as the kernel of this tile takes (`width_of`).
+    """
 
     rows: int
     columns: int
     parts: int
     stages: int
+    width: int = TILE_BYTES
+    ping_pong: bool = False
 
     @property
     def tile(self) -> str:
         """How kernels for it are called, behind what they do."""
-        return f"{self.rows}x{self.columns}"
+        return f"{'ping_pong_' if self.ping_pong else ''}{self.rows}x{self.columns}"
+
+    @property
+    def file(self) -> str:
+        """How the files of these kernels are called, behind what they do."""
+        return "_ping_pong" if self.ping_pong else ""
 
     @property
     def threads(self) -> int:
-        """64 rows a warpgroup, and one warpgroup that fetches."""
-        return 128 * (self.rows // 64 + 1)
+        """64 rows a warpgroup, or a tile where they take turns, and one warpgroup that fetches."""
+        return 128 * ((2 if self.ping_pong else self.rows // 64) + 1)
+
+    @property
+    def elements(self) -> int:
+        """Count the elements of a thread: of 64 rows, or of the whole tile where warpgroups take turns."""
+        return self.columns * (self.rows if self.ping_pong else 64) // 128
+
+    def tiles(self, M: int, N: int) -> tuple[int, int]:
+        """Count the tiles of D (M, N): down and across."""
+        return blocks(M, self.rows), blocks(N, self.columns)
 
     def stage_bytes(self, components_a: int, components_b: int) -> int:
         """Shared memory of one buffer."""
-        return (components_a * self.rows + components_b * self.columns) * TILE_BYTES
+        return (components_a * self.rows + components_b * self.columns) * self.width
 
 
 # Fitted to what was measured on an H100 and an H200, in microseconds: a launch; a megabyte that a block's
 # tiles move into shared memory and tensor cores read there, by its part of D; and, where K is in parts, until
 # they have met, and each 64 x 64 of another part.
 _LAUNCH = 0.8
-_MEGABYTE = {(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.8}
+_MEGABYTE = {
+    **{(64, 64): 4.4, (128, 64): 4.2, (192, 64): 4.95, (64, 128): 5.25, (128, 128): 5.5},
+    (192, 128): 5.8,
+}
 _MEET, _PART = 1.8, 0.09
-_FEW_STAGES = 1.33  # how much longer tiles take where two at most are in shared memory
+_FEW_STAGES = 1.4  # how much longer tiles take where two at most are in shared memory
 
 # Measured, by the components of A and B: beginning and end, and each tile along k. Single components take so
 # little that the cache limits. One warpgroup of 64 x 128 has no other to multiply while it stores what a
@@ -71,16 +96,17 @@ _MEASURED = {
     },
     (1, 2): {
         **{(64, 64): (1.5, 0.267), (128, 64): (1.0, 0.52), (192, 64): (2.5, 0.55)},
-        **{(64, 128): (2.8, 0.356), (128, 128): (3.2, 0.7)},
+        **{(64, 128): (2.8, 0.356), (128, 128): (3.2, 0.7), (192, 128): (3.5, 1.0)},
     },
     (2, 1): {
         **{(64, 64): (2.0, 0.18), (128, 64): (2.5, 0.285), (192, 64): (2.1, 0.6)},
-        **{(64, 128): (2.2, 0.355), (128, 128): (3.0, 0.69)},
+        **{(64, 128): (2.2, 0.355), (128, 128): (3.0, 0.69), (192, 128): (3.0, 1.05)},
     },
     (2, 2): {
         **{(64, 64): (2.7, 0.285), (128, 64): (2.4, 0.592), (192, 64): (2.0, 1.0)},
-        **{(64, 128): (3.5, 0.59), (128, 128): (2.7, 1.106)},
+        **{(64, 128): (3.5, 0.59), (128, 128): (2.7, 1.106), (192, 128): (2.0, 1.8)},
     },
+    (3, 1): {(64, 128): (2.4, 0.51), (128, 128): (2.5, 0.97)},
 }
 _CROWDED = {
     (1, 1): {
@@ -94,8 +120,19 @@ _CROWDED = {
 _TWO_AT_ONCE = 128, 64
 """The tile, of single components, of which a multiprocessor can have two: no waves are seen."""
 
+_TILES = (64, 64), (128, 64), (192, 64), (64, 128), (128, 128)
+
 _WIDE = (192, 128), (128, 256)
-"""Tiles of single components alone: they need no second set of sums."""
+"""Tiles of gemm/wgmma.cu and gemm/layer.cu alone; the last one of single components."""
+
+_HALVES = (128, 128), (192, 128)
+"""Tiles there of which a buffer holds half as much along k where there are more than three components."""
+
+_PING_PONG = {(128, 128): (3.8, 1.0, 0.3)}
+"""Tiles that warpgroups take in turns: beginning and end of all, of each of a block, each tile along k."""
+
+_HIDDEN_END = 0.3
+"""How much longer such a tile takes for each microsecond of the epilogue that runs beside the next one."""
 
 _PARTS = (1, 2, 3, 4, 6, 8)
 
@@ -108,7 +145,12 @@ def products(components_a: int, components_b: int) -> int:
 
 def common_tiles(components_a: int, components_b: int) -> list[tuple[int, int]]:
     """List the tiles that all such kernels have, those of batch.cu and conv/implicit.cu too."""
-    return [*_MEGABYTE, *([(128, 256)] if components_a == components_b == 1 else ())]
+    return [*_TILES, *([(128, 256)] if components_a == components_b == 1 else ())]
+
+
+def width_of(tile: tuple[int, int], components_a: int, components_b: int) -> int:
+    """Return the bytes along k of a buffer in gemm/wgmma.cu and gemm/layer.cu: MATRIX_WIDTH there."""
+    return TILE_BYTES // 2 if tile in _HALVES and components_a + components_b > 3 else TILE_BYTES
 
 
 def candidates(
@@ -121,15 +163,20 @@ def candidates(
 ) -> list[Tiling]:
     """List the cuts to choose from for such a product, in so many bytes of shared memory a block.
 
-    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: all.
+    K counts numbers of two bytes: a TF32 number counts as two. Without ``tiles``: all of gemm/wgmma.cu; the
+    kernels of other files hold `TILE_BYTES` along k.
     """
 
-    def cut(tile: tuple[int, int], parts: int) -> Tiling:
-        stage = Tiling(*tile, parts, 1).stage_bytes(components_a, components_b)
-        return Tiling(*tile, parts, min(_MOST_STAGES, (shared_memory - _STATIC_SHARED) // stage))
+    def cut(tile: tuple[int, int], parts: int, ping_pong: bool = False) -> Tiling:
+        width = TILE_BYTES if tiles else width_of(tile, components_a, components_b)
+        one = Tiling(*tile, parts, 1, width, ping_pong)
+        memory = (shared_memory - _STATIC_SHARED) // one.stage_bytes(components_a, components_b)
+        return replace(one, stages=min(_MOST_STAGES, memory))
 
-    tiles = tiles or (*_MEGABYTE, *(_WIDE if components_a == components_b == 1 else ()))
-    cuts = [cut(tile, count) for tile in tiles for count in parts if count <= _tiles_deep(K)]
+    are_single = components_a == components_b == 1
+    in_turns = [cut(tile, 1, True) for tile in _PING_PONG] if are_single and not tiles and 1 in parts else []
+    all_tiles = tiles or (*_TILES, *(_WIDE if are_single else _WIDE[:1]))
+    cuts = [cut(tile, count) for tile in all_tiles for count in parts if count <= _tiles_deep(K)] + in_turns
     return [tiling for tiling in cuts if tiling.stages > 1]  # one tile is fetched while one is multiplied
 
 
@@ -138,7 +185,10 @@ def predicted(
 ) -> float:
     """Microseconds that a product cut like this should take on so many multiprocessors."""
     tile, kind = (tiling.rows, tiling.columns), (components_a, components_b)
-    count = blocks(M, tiling.rows) * blocks(N, tiling.columns) * tiling.parts
+    count = math.prod(tiling.tiles(M, N)) * tiling.parts
+    if tiling.ping_pong:
+        begin, end, each = _PING_PONG[tile]
+        return begin + blocks(count, multiprocessors) * (end + _tiles_deep(K) * each)
     is_crowded = count > multiprocessors and tile in _CROWDED.get(kind, ())
     if is_crowded:
         begin, each = _CROWDED[kind][tile]
@@ -164,7 +214,7 @@ def _tile_time(tiling: Tiling, components_a: int, components_b: int) -> float:
     """Microseconds that a tile along k takes by the bytes it moves."""
     # A warpgroup reads its 64 rows and all columns for each product of components.
     read = products(components_a, components_b) * tiling.rows // 64 * (64 + tiling.columns) * TILE_BYTES
-    moved = tiling.stage_bytes(components_a, components_b) + read
+    moved = TILE_BYTES // tiling.width * tiling.stage_bytes(components_a, components_b) + read
     return 1e-6 * moved * _MEGABYTE[tiling.rows, tiling.columns] * (_FEW_STAGES if tiling.stages <= 2 else 1)
 
 
@@ -237,28 +287,35 @@ class ComponentProduct(Work):
     ) -> Launch:
         """Bind a kernel of a file, for this tiling, with the arguments of its epilogue."""
         M, N, K = self._sizes()
-        A, B, tiling, grid = self.A, self.B, self.cut(kernels.driver), self.grid(kernels.driver)
-        return kernels.library.kernel(file, f"{name}_{tiling.tile}", **constants).bind(
+        A, B, tiling = self.A, self.B, self.cut(kernels.driver)
+        down, across = tiling.tiles(M, N)
+        grid: tuple[int, ...] = down, across, tiling.parts
+        places: tuple[DeviceArray | None, ...] = ()
+        if tiling.ping_pong:
+            grid = (min(down * across, kernels.driver.multiprocessors),)
+        else:
+            places = meeting_places(kernels, tiling, down * across)
+        return kernels.library.kernel(file + tiling.file, f"{name}_{tiling.tile}", **constants).bind(
             grid,
             (tiling.threads,),
             *(M, N, K),
-            A.tensor_map(self.product.transpose_a, tiling.rows),
-            B.tensor_map(not self.product.transpose_b, tiling.columns),
+            A.tensor_map(self.product.transpose_a, tiling.rows, tiling.width),
+            B.tensor_map(not self.product.transpose_b, tiling.columns, tiling.width),
             tiling.stages,
-            *meeting_places(kernels, tiling, grid[0] * grid[1]),
+            *places,
             int(self.starts_early),
             *epilogue,
             shared=tiling.stages * tiling.stage_bytes(A.count, B.count),
         )
 
     def workspace(self, kernels: Kernels) -> int:
-        down, across, _ = self.grid(kernels.driver)
+        down, across = self.tiles(kernels.driver)
         return 4 * meeting_size(self.cut(kernels.driver), down * across)
 
-    def grid(self, driver: Driver) -> tuple[int, int, int]:
-        """Count the blocks on a device: tiles down D, across it, and parts of K."""
+    def tiles(self, driver: Driver) -> tuple[int, int]:
+        """Count the tiles of D on a device: down and across."""
         M, N, _ = self._sizes()
-        return _grid(M, N, self.cut(driver))
+        return self.cut(driver).tiles(M, N)
 
     def cut(self, driver: Driver) -> Tiling:
         """Return how it is cut on a device."""
@@ -271,7 +328,7 @@ class ComponentProduct(Work):
 
         def time(tiling: Tiling) -> float:
             made = predicted(tiling, M, N, width, *counts, multiprocessors)
-            return made + waves_of(math.prod(_grid(M, N, tiling)), multiprocessors) * self.end_us(tiling)
+            return made + _ends(tiling, M, N, multiprocessors) * self.end_us(tiling)
 
         return min(candidates(width, *counts, memory), key=time)
 
@@ -302,8 +359,12 @@ class ComponentProduct(Work):
         return compute
 
 
-def _grid(M: int, N: int, tiling: Tiling) -> tuple[int, int, int]:
-    return blocks(M, tiling.rows), blocks(N, tiling.columns), tiling.parts
+def _ends(tiling: Tiling, M: int, N: int, multiprocessors: int) -> float:
+    """Count the epilogues of blocks one behind the other that a product waits for."""
+    count = math.prod(tiling.tiles(M, N)) * tiling.parts
+    if tiling.ping_pong:
+        return 1 + _HIDDEN_END * (blocks(count, multiprocessors) - 1)
+    return waves_of(count, multiprocessors)
 
 
 def meeting_places(
