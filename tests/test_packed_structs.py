@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from pyrt.redistribute import Redistribution
 from pyrt.redistribute.peer import _PAST_BYTES, _packed_plan, _packed_stage
 from pyrt.redistribute.regions import Region
 from pyrt.redistribute.slices import BYTES, packed_slice
-from tests import few, spread
+from tests import few
 from tests.pyrt.sources import folder_of
 
 ALL = [pytest.param(make(), id=name) for name, make in OPTIMISERS.items()]
@@ -114,7 +115,10 @@ def bound(driver: Driver, peers: Peers, packed: PackedUpdate) -> tuple[int, int]
     ("file", "kinds", "most"),
     [
         (*file, most)
-        for file, most in spread([("comm/peer.cu", 1), ("comm/peer_flags.cu", 3)], MOST_RANKS, by=2)
+        for file, most in few(
+            [(("comm/peer.cu", 1), MOST_RANKS[0])],
+            of=list(itertools.product([("comm/peer.cu", 1), ("comm/peer_flags.cu", 3)], MOST_RANKS)),
+        )
     ],
 )
 def test_the_ranks_of_a_node(driver: Driver, file: str, kinds: int, most: int) -> None:

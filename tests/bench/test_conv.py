@@ -58,6 +58,7 @@ LIMITS = {"float32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
 """Of errors, relative to the largest element: of sums of 72 products of numbers of so many bits."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", few(list(WAYS)[:1], of=list(WAYS)))
 def test_every_version_is_timed_and_close_to_float64(clock, library, way):
     found = {name: (kernel, error) for name, kernel, us, rate, error in rows(clock, library, LAYER, way)}

@@ -70,6 +70,7 @@ def test_points_begin_with_the_size_that_gives_the_rates(
         assert (first["hidden"], first["batch"]) == (512, 3000)
 
 
+@pytest.mark.long
 @pytest.mark.parallel([2])
 def test_a_step_is_measured_range_by_range(tmp_path: Path) -> None:
     job = join()

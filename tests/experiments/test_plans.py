@@ -196,6 +196,7 @@ def test_any_kind_of_rows_may_be_missing(tmp_path):
         assert plans.section(frame(*rows), there).figures
 
 
+@pytest.mark.long
 def test_a_map_has_what_the_search_finds(tmp_path, monkeypatch):
     monkeypatch.setitem(plans.GRIDS, "tiny", plans.Grid((256, 2048), (256,)))
     point = {"kind": MAP, "rates": "h200", "planned": 4, "grid": "tiny", "ranks": 1, "device": "cpu"}

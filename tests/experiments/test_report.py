@@ -13,11 +13,11 @@ pytest.importorskip("matplotlib")
 from experiments import STUDIES
 from experiments.__main__ import study_of
 from experiments.study import FAILED
-from tests import LONG, few, standing_still
+from tests import LONG, standing_still
 from tests.mpi import ROOT, environment
 
 SLOW = (
-    *("correctness", "convergence", "digits", "compression", "profile", "timeline", "roofline"),
+    *("correctness", "convergence", "exchange", "compression", "profile", "timeline", "roofline"),
     *("course_roofline", "plans", "scaling", "mpi4py", "gemm", "asynchronous"),
 )
 """Most of the time; tests/experiments has a file for what each of them works out."""
@@ -90,6 +90,7 @@ def test_the_page_has_every_figure_of_a_study(report, name):
     assert (report / name / "section.md").read_text().count("![") == len(drawn)
 
 
-@pytest.mark.parametrize("word", few(["NCCL"], of=["NCCL", "cuBLAS"]))
+@pytest.mark.long
+@pytest.mark.parametrize("word", ["NCCL", "cuBLAS"])
 def test_what_needs_a_gpu_is_named(report, word):
     assert re.search(f"Missing: [^<]*{word}", (report / "index.html").read_text())

@@ -1,4 +1,4 @@
-"""nn/launch/gemm/wgmma.py: cuts of products on tensor cores fit the device, the fastest measured are taken."""
+"""nn/launch/gemm/wgmma.py: cuts of products on tensor cores fit the device; the fastest ones are taken."""
 
 import itertools
 

@@ -18,7 +18,7 @@ from pyrt.driver import Driver
 from pyrt.exchange.device import verdict
 from pyrt.exchange.registry import choices
 from pyrt.job import Job
-from tests import few
+from tests import LONG, few
 from tests.nn.small_runs import saved
 from train import train
 
@@ -79,11 +79,11 @@ def test_on_the_cpu(options: Options, job: Job) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parallel([4])
+@pytest.mark.parallel([4 if LONG else 2])
 def test_on_a_device(options: Options, job: Job, driver: Driver) -> None:
     """On the emulated one threads, blocks and streams take their turns in another order the second time."""
     where = dataclasses.replace(options, device=driver.name, share_gpus=True)
     again = {"order_seed": 1} if driver.name == "emulated" else {}
     takes_device = verdict(job, driver).is_proven
     ways = [way for way in ON_A_DEVICE if way[0] != "device" or takes_device]
-    assert not differing(where, job, few([("peer", "2x2")], of=ways), **again)
+    assert not differing(where, job, few([("peer", "")], of=ways), **again)

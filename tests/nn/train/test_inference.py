@@ -102,6 +102,7 @@ def test_logits_are_the_references_in_kernels(driver: Driver, name: str, way: st
     require_logits(driver.name, name, way)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(["convolutions"], of=list(NETS)))
 def test_logits_without_graphs_are_the_references_too(driver: Driver, name: str) -> None:
     require_logits(driver.name, name, "wgmma", graph=False)
