@@ -34,16 +34,3 @@ __device__ inline bool is_last_warp(int *done, int warps)
     __threadfence();
     return last;
 }
-
-// The same of the warps of a block, whose counter lies in shared memory, 0 at first, each time that `warps` have come.
-__device__ inline bool is_last_warp_of_block(int *done, int warps)
-{
-    __threadfence_block();
-    __syncwarp();
-    int before = 0;
-    if (threadIdx.x % WARP == 0)
-        before = atomicAdd(done, 1);
-    before = __shfl_sync(0xffffffff, before, 0);
-    __threadfence_block();
-    return before % warps == warps - 1;
-}

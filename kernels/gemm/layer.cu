@@ -28,15 +28,15 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
                                      bool starts_early, const Layer &layer)
 {
     const int m = blockIdx.x * 64 * GROUPS, n = blockIdx.y * BN;
-    __shared__ int warps_done[1];
+    __shared__ Barrier met[1];
     if (threadIdx.x == 0)
-        warps_done[0] = 0;
+        init_barrier(met, 4 * GROUPS);
     const MatrixTiles tiles = {A, B, m, n};
     multiply<GROUPS, BN>(tiles, (K + DEPTH - 1) / DEPTH, stages, parts, starts_early, [&](real (&d)[BN / 2]) {
         make_and_store<BN>(layer, m + strip_of_warpgroup(), n, d);
         if constexpr (!TRANSPOSE_B)
             if (layer.column_sums)
-                add_columns<64 * GROUPS, BN, 4 * GROUPS>(layer, blockIdx.x, blockIdx.y, d, 0, warps_done);
+                add_columns<64 * GROUPS, BN, 4 * GROUPS>(layer, blockIdx.x, blockIdx.y, d, 0, met);
     });
 }
 

@@ -117,15 +117,15 @@ struct Layer : Result {
     }
 };
 
-// Makes D of the sums of a warpgroup's 64 x BN, and leaves it in their place. What elements need beside their sums is
-// asked for many at a time: between a load and the store before it the compiler must keep the order.
+// Makes D of the sums of a warpgroup's 64 x BN, from (first_m, first_n) on, and leaves it in their place. What elements
+// need beside their sums is asked for many at a time: between a load and the store before it the compiler must keep the
+// order.
 template <int BN>
 __device__ inline void make_and_store(const Layer &layer, int first_m, int first_n, real (&d)[BN / 2])
 {
     const int AT_ONCE = COMPONENTS_B > 1 ? 16 : BN < 128 ? BN / 2 : 64;  // elements, of 8 columns four a thread
     const int ALIKE = TRANSPOSE_B ? 4 : 2;                               // of these, that share what is beside them
-    const bool wide = stores_wide<BN>(layer, first_m, first_n);
-    const bool four = layer.stores_four<BN>(first_m, first_n);
+    const bool wide = stores_wide<BN>(layer, first_m, first_n), four = layer.stores_four<BN>(first_m, first_n);
     const int m = first_m + product_row(0), n = first_n + product_column(0);
     const auto row = [=](int i) { return m + i / 2 % 2 * 8; };
     const auto column = [=](int i) { return n + i / 4 * 8; };
@@ -159,14 +159,14 @@ __device__ inline void make_and_store(const Layer &layer, int first_m, int first
     }
 }
 
-// Adds up the columns of a tile of D, BM x BN, the one in `row` and `column` of its tiles, as WARPS warps hold it; and at
-// last those of all tiles above each other. (Warps meet by counters, which are 0 at first: those that fetched have
-// ended, and no barrier of the block is to be had. Where several tiles are on their way, each has a `place` of PLACES.)
+// Adds up the columns of a tile of D, BM x BN, the one in `row` and `column` of its tiles, as WARPS warps hold it, and at
+// last those of all tiles above each other. (The first warp waits for the others at a barrier that they pass: those that
+// fetched have ended. Where several tiles of a block are on their way, the one of number `index` meets at one of PLACES.)
 template <int BM, int BN, int WARPS, int PLACES>
-__device__ inline void add_columns(const Layer &layer, int row, int column, const real (&d)[BN / 2], int place,
-                                   int (&warps_done)[PLACES])
+__device__ inline void add_columns(const Layer &layer, int row, int column, const real (&d)[BN / 2], int index,
+                                   Barrier (&met)[PLACES])
 {
-    const int warp = threadIdx.x / WARP % WARPS, lane = threadIdx.x % WARP;
+    const int place = index % PLACES, warp = threadIdx.x / WARP % WARPS, lane = threadIdx.x % WARP;
     __shared__ __align__(8) real meetings[PLACES * WARPS * BN];  // a row a warp
     real *meeting = meetings + place * WARPS * BN;
 #pragma unroll
@@ -180,17 +180,20 @@ __device__ inline void add_columns(const Layer &layer, int row, int column, cons
         if (lane < 4)
             *(float2 *)(meeting + warp * BN + product_column(i)) = sum;
     }
-    if (!is_last_warp_of_block(&warps_done[place], WARPS))
+    __syncwarp();
+    if (lane == 0)
+        arrive(&met[place]);
+    if (warp > 0)
         return;
+    wait(&met[place], index / PLACES % 2);
     real sums[BN / WARP] = {};  // of columns `lane`, `lane` + 32, ...
 #pragma unroll
     for (int from = 0; from < WARPS; from++)
 #pragma unroll
         for (int i = 0; i < BN / WARP; i++)
             sums[i] += meeting[from * BN + i * WARP + lane];
-    const int first_n = column * BN, columns = layer.N - first_n - lane;  // from the first of them on
-    const int rows = tiles_over(layer.M, BM);
-    real *partials = layer.partials + first_n + lane;
+    const int n = column * BN + lane, columns = layer.N - n, rows = tiles_over(layer.M, BM);
+    real *partials = layer.partials + n;
 #pragma unroll
     for (int i = 0; i < BN / WARP; i++)
         if (i * WARP < columns)
@@ -208,5 +211,5 @@ __device__ inline void add_columns(const Layer &layer, int row, int column, cons
 #pragma unroll
     for (int i = 0; i < BN / WARP; i++)
         if (i * WARP < columns)
-            layer.column_sums[first_n + lane + i * WARP] = sums[i];
+            layer.column_sums[n + i * WARP] = sums[i];
 }

@@ -15,25 +15,27 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
                                      const Layer &layer)
 {
     const TileOrder order = {tiles_over(layer.M, BM), tiles_over(layer.N, BN)};
+    const int CHAINS = BM / 64;
     // Sums of columns, of two tiles of each warpgroup: the warps of one are never further apart, since a turn is the
     // other one's after all of them.
     const int MEETINGS = 4;
-    __shared__ int warps_done[MEETINGS];
-    if (threadIdx.x < MEETINGS)
-        warps_done[threadIdx.x] = 0;
+    __shared__ Barrier met[MEETINGS];
+    if (threadIdx.x == 0)
+        for (int i = 0; i < MEETINGS; i++)
+            init_barrier(&met[i], WARPGROUP_WARPS);
     multiply_in_turns<BM, BN>(order, A, B, (K + DEPTH - 1) / DEPTH, stages, starts_early,
-                              [&](TilePlace at, int index, real (&d)[BM / 64][BN / 2]) {
+                              [&](TilePlace at, int index, real (&d)[CHAINS][BN / 2]) {
 #pragma unroll
-        for (int chain = 0; chain < BM / 64; chain++)
+        for (int chain = 0; chain < CHAINS; chain++)
             make_and_store<BN>(layer, at.row * BM + chain * 64, at.column * BN, d[chain]);
         if constexpr (!TRANSPOSE_B)
             if (layer.column_sums) {
 #pragma unroll
-                for (int chain = 1; chain < BM / 64; chain++)
+                for (int chain = 1; chain < CHAINS; chain++)
 #pragma unroll
                     for (int i = 0; i < BN / 2; i++)
                         d[0][i] += d[chain][i];
-                add_columns<BM, BN, WARPGROUP_WARPS>(layer, at.row, at.column, d[0], index % MEETINGS, warps_done);
+                add_columns<BM, BN, WARPGROUP_WARPS>(layer, at.row, at.column, d[0], index, met);
             }
     });
 }
