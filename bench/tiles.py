@@ -79,7 +79,8 @@ CASES = (
 
 def name(tiling: Tiling) -> str:
     """Name a cut in a table."""
-    return f"{tiling.rows} x {tiling.columns}, K in {tiling.parts}, {tiling.stages} stages"
+    turns = ", in turns" if tiling.ping_pong else ""
+    return f"{tiling.rows} x {tiling.columns}, K in {tiling.parts}, {tiling.stages} stages{turns}"
 
 
 @dataclass(frozen=True)

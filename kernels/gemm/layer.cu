@@ -34,20 +34,10 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
     const MatrixTiles<MATRIX_WIDTH<GROUPS, BN>> tiles = {A, B, m, n};
     const int depth = (K + tiles.DEPTH - 1) / tiles.DEPTH;
     multiply<GROUPS, BN>(tiles, depth, stages, parts, starts_early, [&](real (&d)[BN / 2]) {
-        const int strip = m + strip_of_warpgroup();
-        const bool SUMS_FIRST = !TRANSPOSE_B && COMPONENTS == 11 && BN / 2 == AT_ONCE<BN>;  // there are registers for both
-        if (SUMS_FIRST)
-            make<BN>(layer, strip, n, 0, d);
-        else
-            make_and_store<BN>(layer, strip, n, d);
-        bool is_last = false;
+        make_and_store<BN>(layer, m + strip_of_warpgroup(), n, d);
         if constexpr (!TRANSPOSE_B)
-            is_last = layer.column_sums && leave_column_sums<64 * GROUPS, BN, 4 * GROUPS>(
-                layer, blockIdx.x, blockIdx.y, [&](int i) { return d[i] + d[i + 2]; }, 0, met);
-        if (SUMS_FIRST)
-            store_made<BN>(layer, strip, n, 0, d);
-        if (is_last)
-            add_column_sums<64 * GROUPS, BN>(layer, blockIdx.y);
+            if (layer.column_sums)
+                add_columns<64 * GROUPS, BN, 4 * GROUPS>(layer, blockIdx.x, blockIdx.y, d, 0, met);
     });
 }
 

@@ -117,77 +117,61 @@ struct Layer : Result {
     }
 };
 
-// Elements of a thread of which D is made at a time, of 8 columns four. What they need beside their sums is asked for at
-// once; where there is a store between, the compiler asks no earlier, and has registers enough.
-template <int BN>
-const int AT_ONCE = COMPONENTS_B > 1 ? 16 : BN < 128 ? BN / 2 : 64;
-
-// Makes D of a warpgroup's 64 x BN, from (first_m, first_n) on, of the sums from `first` on, and leaves it in their place.
-template <int BN>
-__device__ inline void make(const Layer &layer, int first_m, int first_n, int first, real (&d)[BN / 2])
-{
-    const int ALIKE = TRANSPOSE_B ? 4 : 2;  // elements that share what is beside them
-    const int m = first_m + product_row(0), n = first_n + product_column(0);
-    Beside beside[AT_ONCE<BN> / ALIKE] = {};
-    if (!TRANSPOSE_B || layer.bias)
-#pragma unroll
-        for (int i = 0; i < AT_ONCE<BN>; i += ALIKE)
-            layer.read(beside[i / ALIKE], m + i / 2 % 2 * 8, n + (first + i) / 4 * 8);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE<BN>; i += 2) {
-        const int row = m + i / 2 % 2 * 8, column = n + (first + i) / 4 * 8;
-        const float2 more = beside[i / ALIKE].numbers();
-        d[first + i] = layer.element(row, column, d[first + i], more.x);
-        d[first + i + 1] = layer.element(row, column + 1, d[first + i + 1], more.y);
-    }
-}
-
-// Stores what `make` has made, in the forms that are asked for.
-template <int BN>
-__device__ inline void store_made(const Layer &layer, int first_m, int first_n, int first, const real (&d)[BN / 2])
-{
-    const bool wide = stores_wide<BN>(layer, first_m, first_n), four = layer.stores_four<BN>(first_m, first_n);
-    const int m = first_m + product_row(0), n = first_n + product_column(0), end = first + AT_ONCE<BN>;
-    if (layer.D)
-#pragma unroll
-        for (int i = first; i < end; i += 2)
-            layer.store(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]}, wide);
-    if (layer.components && four) {
-#pragma unroll
-        for (int i = first; i < end; i += i % 8 == 2 ? 6 : 2)
-            layer.store_components(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]}, {d[i + 4], d[i + 5]});
-    } else if (layer.components) {
-#pragma unroll
-        for (int i = first; i < end; i += 2)
-            layer.store_components(m + i / 2 % 2 * 8, n + i / 4 * 8, {d[i], d[i + 1]});
-    }
-}
-
+// Makes D of the sums of a warpgroup's 64 x BN, from (first_m, first_n) on, and leaves it in their place. What elements
+// need beside their sums is asked for many at a time: between a load and the store before it the compiler must keep the
+// order.
 template <int BN>
 __device__ inline void make_and_store(const Layer &layer, int first_m, int first_n, real (&d)[BN / 2])
 {
+    const int AT_ONCE = COMPONENTS_B > 1 ? 16 : BN < 128 ? BN / 2 : 64;  // elements, of 8 columns four a thread
+    const int ALIKE = TRANSPOSE_B ? 4 : 2;                               // of these, that share what is beside them
+    const bool wide = stores_wide<BN>(layer, first_m, first_n), four = layer.stores_four<BN>(first_m, first_n);
+    const int m = first_m + product_row(0), n = first_n + product_column(0);
+    const auto row = [=](int i) { return m + i / 2 % 2 * 8; };
+    const auto column = [=](int i) { return n + i / 4 * 8; };
 #pragma unroll
-    for (int first = 0; first < BN / 2; first += AT_ONCE<BN>) {
-        make<BN>(layer, first_m, first_n, first, d);
-        store_made<BN>(layer, first_m, first_n, first, d);
+    for (int first = 0; first < BN / 2; first += AT_ONCE) {
+        Beside beside[AT_ONCE / ALIKE] = {};
+        if (!TRANSPOSE_B || layer.bias)
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i += ALIKE)
+                layer.read(beside[i / ALIKE], row(i), column(first + i));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i += 2) {
+            const float2 more = beside[i / ALIKE].numbers();
+            real *pair = d + first + i;
+            pair[0] = layer.element(row(i), column(first + i), pair[0], more.x);
+            pair[1] = layer.element(row(i), column(first + i) + 1, pair[1], more.y);
+        }
+        if (layer.D)
+#pragma unroll
+            for (int i = first; i < first + AT_ONCE; i += 2)
+                layer.store(row(i), column(i), {d[i], d[i + 1]}, wide);
+        if (layer.components && four) {
+#pragma unroll
+            for (int i = first; i < first + AT_ONCE; i += i % 8 == 2 ? 6 : 2)
+                layer.store_components(row(i), column(i), {d[i], d[i + 1]}, {d[i + 4], d[i + 5]});
+        } else if (layer.components) {
+#pragma unroll
+            for (int i = first; i < first + AT_ONCE; i += 2)
+                layer.store_components(row(i), column(i), {d[i], d[i + 1]});
+        }
     }
 }
 
-// Adds up the columns of a tile of D, BM x BN, the one in `row` and `column` of its tiles, as WARPS warps hold it, and
-// leaves their sums in `partials`: whether this warp is the last one of all tiles above each other, and is to add those.
-// `own(i)` is what a thread has of column product_column(i). (The first warp waits for the others at a barrier that they
-// pass: those that fetched have ended. Where several tiles of a block are on their way, the one of number `index` meets at
-// one of PLACES. It has a fence, which waits for all that the warp has stored: best before D is.)
-template <int BM, int BN, int WARPS, int PLACES, class Own>
-__device__ inline bool leave_column_sums(const Layer &layer, int row, int column, const Own &own, int index,
-                                         Barrier (&met)[PLACES])
+// Adds up the columns of a tile of D, BM x BN, the one in `row` and `column` of its tiles, as WARPS warps hold it, and at
+// last those of all tiles above each other. (The first warp waits for the others at a barrier that they pass: those that
+// fetched have ended. Where several tiles of a block are on their way, the one of number `index` meets at one of PLACES.)
+template <int BM, int BN, int WARPS, int PLACES>
+__device__ inline void add_columns(const Layer &layer, int row, int column, const real (&d)[BN / 2], int index,
+                                   Barrier (&met)[PLACES])
 {
     const int place = index % PLACES, warp = threadIdx.x / WARP % WARPS, lane = threadIdx.x % WARP;
     __shared__ __align__(8) real meetings[PLACES * WARPS * BN];  // a row a warp
     real *meeting = meetings + place * WARPS * BN;
 #pragma unroll
     for (int i = 0; i < BN / 2; i += 4) {
-        float2 sum = {own(i), own(i + 1)};
+        float2 sum = {d[i] + d[i + 2], d[i + 1] + d[i + 3]};
 #pragma unroll
         for (int distance = 4; distance < WARP; distance *= 2) {
             sum.x += __shfl_xor_sync(0xffffffff, sum.x, distance);
@@ -200,7 +184,7 @@ __device__ inline bool leave_column_sums(const Layer &layer, int row, int column
     if (lane == 0)
         arrive(&met[place]);
     if (warp > 0)
-        return false;
+        return;
     wait(&met[place], index / PLACES % 2);
     real sums[BN / WARP] = {};  // of columns `lane`, `lane` + 32, ...
 #pragma unroll
@@ -208,21 +192,17 @@ __device__ inline bool leave_column_sums(const Layer &layer, int row, int column
 #pragma unroll
         for (int i = 0; i < BN / WARP; i++)
             sums[i] += meeting[from * BN + i * WARP + lane];
-    const int n = column * BN + lane;
+    const int n = column * BN + lane, columns = layer.N - n, rows = tiles_over(layer.M, BM);
+    real *partials = layer.partials + n;
 #pragma unroll
     for (int i = 0; i < BN / WARP; i++)
-        if (n + i * WARP < layer.N)
-            layer.partials[(offset)row * layer.N + n + i * WARP] = sums[i];
-    return is_last_warp(layer.done + column, tiles_over(layer.M, BM));
-}
-
-// Adds up what the tiles above each other have left, by one warp.
-template <int BM, int BN>
-__device__ inline void add_column_sums(const Layer &layer, int column)
-{
-    const int n = column * BN + threadIdx.x % WARP, columns = layer.N - n, rows = tiles_over(layer.M, BM);
-    real sums[BN / WARP] = {};
-    const real *partials = layer.partials + n;
+        if (i * WARP < columns)
+            partials[(offset)row * layer.N + i * WARP] = sums[i];
+    if (!is_last_warp(layer.done + column, rows))
+        return;
+#pragma unroll
+    for (int i = 0; i < BN / WARP; i++)
+        sums[i] = 0;
 #pragma unroll 2048 / BN
     for (int from = 0; from < rows; from++)
 #pragma unroll

@@ -30,15 +30,12 @@ __device__ inline void layer_product(int K, const TensorMap *A, const TensorMap 
             make_and_store<BN>(layer, at.row * BM + chain * 64, at.column * BN, d[chain]);
         if constexpr (!TRANSPOSE_B)
             if (layer.column_sums) {
-                // Behind the stores: there are no registers for D and for sums of it.
 #pragma unroll
                 for (int chain = 1; chain < CHAINS; chain++)
 #pragma unroll
                     for (int i = 0; i < BN / 2; i++)
                         d[0][i] += d[chain][i];
-                const auto own = [&](int i) { return d[0][i] + d[0][i + 2]; };
-                if (leave_column_sums<BM, BN, WARPGROUP_WARPS>(layer, at.row, at.column, own, index, met))
-                    add_column_sums<BM, BN>(layer, at.column);
+                add_columns<BM, BN, WARPGROUP_WARPS>(layer, at.row, at.column, d[0], index, met);
             }
     });
 }
