@@ -133,11 +133,13 @@ class _ToGradient(Fused):
         return (self.end.components if self.end.components is not None else self.end.dZ,)
 
     def in_numpy(self) -> Compute:
-        compute, components = super().in_numpy(), self.end.components
-        partials = self.outputs[1].host_view()
+        compute, components, made = super().in_numpy(), self.end.components, self.end.made
+        partials, A = self.outputs[1].host_view(), self.end.A.host_view()
         split = Split(((self.end.dZ, components),)).in_numpy() if components is not None else None
 
         def compute_as_one_block() -> None:
+            if made is not None:  # then nothing writes A
+                A[:] = made.to_float32()
             compute()
             partials[:] = 0
             for part, sums in _parts_of(partials[0], self.end):
