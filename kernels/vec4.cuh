@@ -15,13 +15,13 @@ struct Part {
     bool vector;  // all four, and at a multiple of four elements
 };
 
-// Those of a row of K numbers from the k-th on; they can be read together where rows are `aligned`.
+// Finds those of a row of K numbers from the k-th on; they can be read together where rows are `aligned`.
 __device__ inline Part inside(int k, int K, bool aligned)
 {
     return {0, min(max(K - k, 0), WIDTH), aligned && k + WIDTH <= K};
 }
 
-// Whether every row of a matrix begins at a whole vector.
+// Tells whether every row of a matrix begins at a whole vector.
 __device__ inline bool whole_vectors(const real *values, int ld)
 {
     return ld % WIDTH == 0 && (size_t)values % sizeof(Vec4) == 0;

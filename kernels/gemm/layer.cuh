@@ -4,7 +4,7 @@
 
 #include "last_block.cuh"
 
-// What two neighbours of a row of D need beside their sums, in as few registers as it takes.
+// Holds what two neighbours of a row of D need beside their sums, in as few registers as it takes.
 struct Bias {
     real first, second;
 
@@ -46,7 +46,7 @@ struct Layer : Result {
     real *partials, *column_sums;
     int *done;
 
-    // What two neighbours of D need beside their sums. Behind the last column is anything.
+    // Reads what two neighbours of D need beside their sums. Behind the last column is anything.
     __device__ void read(Bias &beside, int, int n) const
     {
         beside = {n < N ? bias[n] : 0, n + 1 < N ? bias[n + 1] : 0};
@@ -94,7 +94,7 @@ struct Layer : Result {
             split_pair(d.x, d.y, COMPONENTS_B, components + (offset)m * components_ld + n, distance);
     }
 
-    // Whether 64 rows of components can be written by four elements at a time, BN of each from (m, n) on.
+    // Tells whether 64 rows of components can be written by four elements at a time, BN of each from (m, n) on.
     template <int BN>
     __device__ bool stores_four(int m, int n) const
     {

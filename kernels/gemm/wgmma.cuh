@@ -125,7 +125,7 @@ __device__ inline void take_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// How wgmma finds a tile of 16-bit numbers, WIDTH bytes along k: address, distance of the next 64 lines where a
+// Describes to wgmma a tile of 16-bit numbers, WIDTH bytes along k: address, distance of the next 64 lines where a
 // tile is transposed, distance of the next 8 rows, in units of 16 bytes; swizzle of 128 bytes, or of 64.
 template <bool TRANSPOSED, int WIDTH>
 __device__ inline unsigned long long describe(const void *tile)

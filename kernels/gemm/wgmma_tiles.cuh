@@ -318,7 +318,7 @@ __device__ inline void multiply(const Tiles &tiles, int depth, int stages, const
 // The row of a block's tile from which on this warpgroup has 64.
 __device__ inline int strip_of_warpgroup() { return threadIdx.x / 128 * 64; }
 
-// Whether two neighbours of a warpgroup's 64 rows of D can be stored at once: all are in it, and aligned to 8 bytes.
+// Tells whether two neighbours of a warpgroup's 64 rows of D can be stored at once: all are in it, and aligned to 8 bytes.
 template <int BN>
 __device__ inline bool stores_wide(const Result &result, int first_m, int first_n)
 {

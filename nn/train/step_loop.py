@@ -31,9 +31,9 @@ class StepLoop:
         self._schedule, self._meets_at_ends = problem.schedule, problem.settings.epoch_barrier
         self._computes_at_once = not driver.has_kernels
         self.step = 0
-        """So many steps are queued."""
+        """Counts the steps that are queued."""
         self.loss = math.nan
-        """Of the last step whose loss was read."""
+        """Holds the loss of the last step whose loss was read."""
 
     def updates(self, step: int) -> int:
         """Count the updates of so many steps."""

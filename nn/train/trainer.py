@@ -154,7 +154,7 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How far the training has come."""
+        """Tell how far the training has come."""
         return self.training.progress
 
     def keep_checkpoints(

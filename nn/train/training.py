@@ -196,5 +196,5 @@ class Training:
 
     @property
     def progress(self) -> Progress:
-        """How far the training has come: after the last step whose loss was read."""
+        """Tell how far the training has come: after the last step whose loss was read."""
         return self._log.progress

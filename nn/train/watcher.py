@@ -1,4 +1,4 @@
-"""What a watcher of a training is told: steps that are queued, losses, ranks that have died."""
+"""Tells a watcher how a training goes on: steps that are queued, losses, ranks that have died."""
 
 from __future__ import annotations
 

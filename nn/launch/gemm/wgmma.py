@@ -29,7 +29,7 @@ _STATIC_SHARED = 1024  # bytes: barriers, and the alignment of what follows
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is cut: ``rows`` x ``columns`` of D a tile, K into ``parts``; ``stages`` buffers.
+    """Says how a product is cut: ``rows`` x ``columns`` of D a tile, K into ``parts``; ``stages`` buffers.
 
     A block makes one tile, or where it is ``ping_pong`` many: two warpgroups take them in turns, and one
     multiplies while the other one runs its epilogue (kernels/gemm/ping_pong.cuh).
@@ -46,12 +46,12 @@ class Tiling:
 
     @property
     def tile(self) -> str:
-        """How kernels for it are called, behind what they do."""
+        """Name the kernels for it, behind what they do."""
         return f"{'ping_pong_' if self.ping_pong else ''}{self.rows}x{self.columns}"
 
     @property
     def file(self) -> str:
-        """How the files of these kernels are called, behind what they do."""
+        """Name the files of these kernels, behind what they do."""
         return "_ping_pong" if self.ping_pong else ""
 
     @property
@@ -132,7 +132,7 @@ _PING_PONG = {(128, 128): (3.8, 1.0, 0.3)}
 """Tiles that warpgroups take in turns: beginning and end of all, of each of a block, each tile along k."""
 
 _HIDDEN_END = 0.3
-"""How much longer such a tile takes for each microsecond of the epilogue that runs beside the next one."""
+"""Time that such a tile takes longer for each microsecond of the epilogue that runs beside the next one."""
 
 _PARTS = (1, 2, 3, 4, 6, 8)
 
