@@ -28,6 +28,7 @@ from nn.app.command_line import GROUPS, parse
 from nn.app.options import Options
 from nn.autotune.__main__ import parse as parse_autotune
 from nn.problem.option import flag
+from tests import few
 from tests.mpi import ROOT, TIMEOUT, environment
 
 README = ROOT / "README.md"
@@ -382,7 +383,11 @@ def test_there_are_programs_on_the_pages() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    few([page for page in WITH_PROGRAMS if "reference" not in page.parts], of=WITH_PROGRAMS),
+    ids=name_of,
+)
 def test_programs_run_as_they_are_written(page: Path, tmp_path: Path) -> None:
     for name, text in kernel_files(page).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -124,7 +124,7 @@ def test_what_gpus_find_is_said_with_its_numbers(tmp_path):
     assert len(table.rows) == len(bench.SIZES)
 
 
-def test_few_rows_are_enough(tmp_path):
+def test_few_rows_are_enough(tmp_path, unsaved):
     rows, setup = rows_of_gpus(2), setup_of("full", 2, tmp_path)
     assert exchange.section(rows[:0], setup).findings == []
     for some in (rows[:1], rows[rows.way == "NCCL"], rows[rows.way == "peer"]):

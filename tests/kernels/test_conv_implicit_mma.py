@@ -53,7 +53,6 @@ EVERY = {**CASES, **WIDE, **MORE}
 CUTS = list(itertools.product(EVERY, KINDS, TILINGS))
 SOME = [
     ("17 channels", "forward", TILINGS[0]),
-    ("pairs of channels", "to the input", TILINGS[1]),
     ("phases of many sizes", "to the input", TILINGS[2]),
     ("a stride larger than images", "to the filters", TILINGS[1]),
     ("more than a tile of everything", "to the filters", TILINGS[3]),
