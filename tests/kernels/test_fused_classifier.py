@@ -98,7 +98,7 @@ VARIANTS = [
         ("softmax", "sigmoid"), ("identity", "sigmoid", "tanh", "relu"), ((10, 68), (12, 33))
     )
 ]
-"""Of the kernel's constants but the dtype; `make kernels` compiles all of them."""
+"""Lists the kernel's constants but the dtype; `PYRT_LONG=1 make kernels` compiles all of them."""
 
 KINDS = list(itertools.product(("softmax", "sigmoid"), ("sigmoid", "tanh", "relu")))
 

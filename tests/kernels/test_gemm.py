@@ -144,7 +144,7 @@ def test_alpha_beta_and_another_C(kernels, device, rng, dtype, factors):
 
 
 HALF = spread(VERSIONS, [False, True], [False, True], by=2)
-"""Of each version two of the four forms, all of which have been tested."""
+"""Takes two of the four forms of each version; `test_shapes` has all of them."""
 
 
 @pytest.mark.sanitizer

@@ -10,7 +10,7 @@ import pytest
 from nn.launch.gemm.wgmma import Tiling
 from pyrt.kernels import KERNELS, KernelLibrary
 from tests.kernels.test_layer import BAD, TOLERANCE, Case, of_components, value_of
-from tests.kernels.test_wgmma import components_of, cores, multiply, to_bfloat16, to_float
+from tests.kernels.test_wgmma import check_twice, components_of, cores, multiply, to_bfloat16, to_float
 from tests.pyrt.sources import folder_of
 
 __all__ = ["cores"]
@@ -56,17 +56,12 @@ def test_tiles_of_blocks_side_by_side_share_rows_and_columns(library, device, co
 def test_a_product(device, rng, cores, monkeypatch, blocks):
     monkeypatch.setattr(device.driver, "multiprocessors", blocks)
     a, b = (to_float(to_bfloat16(rng.standard_normal(s).astype("f4"))) for s in ((M, K), (N, K)))
-    D, bias, results = device.poisoned((M, N), "f4"), rng.standard_normal(N).astype("f4"), []
+    D, bias = device.poisoned((M, N), "f4"), rng.standard_normal(N).astype("f4")
     A, B = components_of(device, a, 1, cores), components_of(device, b, 1, cores)
     launch = multiply(cores, D, A, B, transpose_b=True, alpha=0.5, bias=device.array(bias), tiling=TURNS)
     assert launch.kernels == ("gemm_ping_pong_128x128",)
     expected = 0.5 * a.astype("f8") @ b.T.astype("f8") + bias
-    for _ in range(2):
-        device.run(launch)
-        results.append(D.to_host())
-        np.testing.assert_allclose(results[-1], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-        D.set(np.full(D.shape, np.nan, "f4"))
-    assert results[0].tobytes() == results[1].tobytes()
+    check_twice(device, launch, D, expected, 1e-5)
 
 
 @pytest.mark.sanitizer

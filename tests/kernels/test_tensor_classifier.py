@@ -150,7 +150,7 @@ def test_what_fits():
 
 
 WIDTH = fused_classifier_partials(2, 256, 10, np.float32, 1)[1]
-"""Of the sums of a block of the arrays below."""
+"""Counts the sums that a block leaves of the arrays below."""
 
 
 def bind(device, kernels, made, dZ, W=None, partials=None):
